@@ -1,0 +1,53 @@
+/* template - a chat as token ids: the known families, compiled in.
+ *
+ * Owns:   nothing.
+ * Thread: any.
+ * Fails:  -ENOTSUP  the model's template is none of the known ones, or it has none
+ *         -EINVAL   a role that the family does not have, text that is not UTF-8
+ *         -EMSGSIZE
+ *
+ * A published template is a program in another language; we do not run it.  It is recognised by
+ * its text, and what the family does is written here.  Text of a user is never read as a special
+ * token, and no template looks at a clock. */
+#ifndef LLM42D_RUNTIME_TEMPLATE_H
+#define LLM42D_RUNTIME_TEMPLATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct err;
+struct token;
+
+enum template_family {
+    TEMPLATE_NONE,   /* the folder has no chat template: chats are refused */
+    TEMPLATE_UNKNOWN, /* it has one that we do not know: chats are refused */
+    TEMPLATE_PLAIN,  /* base models by request of the operator: roles as words, see SPEC.md 3 */
+    TEMPLATE_CHATML,
+    TEMPLATE_LLAMA3,
+};
+
+enum template_role { TEMPLATE_SYSTEM, TEMPLATE_USER, TEMPLATE_ASSISTANT };
+
+struct template_message {
+    enum template_role role;
+    const char *text;
+    size_t n_bytes;
+};
+
+struct template {
+    enum template_family family;
+    char *default_system;  /* ChatML families that add a system message when none is given, or NULL */
+};
+
+/* Reads tokenizer_config.json (and chat_template.jinja where it is) of a model folder.  0 and
+ * *out_template even where the family is NONE or UNKNOWN; -EINVAL for a malformed file, -ENOMEM. */
+int template_open(const char *folder, struct template *out_template, struct err *e);
+void template_close(struct template *t);
+const char *template_name(enum template_family family);
+
+/* The ids of a chat, ending where the assistant is to speak; the count or as above. */
+int64_t template_encode(const struct template *t, const struct token *token,
+                        const struct template_message *messages, size_t n_messages,
+                        uint32_t *out_ids, size_t n_ids_max, struct err *e);
+
+#endif

@@ -1,0 +1,61 @@
+/* weights - the tensors of a safetensors folder, checked before anything is read.
+ *
+ * Owns:   open files and the table of tensors, until close.
+ * Thread: start-up only.
+ * Fails:  -EINVAL   malformed: the text names file, tensor and fault
+ *         -ENOTSUP  a dtype we do not take (fp16 and fp32 without `round`, and all others)
+ *         -ENOENT -EACCES -EIO  of a file; -EIO too where it is shorter than it was
+ *         -ENOMEM
+ *
+ * Opening reads the headers of all shards (model.safetensors, or model.safetensors.index.json and
+ * its shards) and checks every count, offset, product and sum; the verdict is that of the
+ * safetensors reference reader, and stricter where SPEC.md 4 says so.  Bytes are read with pread,
+ * never mapped: a file that shrinks is an error, not a signal. */
+#ifndef LLM42D_RUNTIME_WEIGHTS_H
+#define LLM42D_RUNTIME_WEIGHTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct err;
+struct weights;
+
+enum {
+    WEIGHTS_HEADER_BYTES_MAX = 100 << 20, /* as the reference reader */
+    WEIGHTS_RANK_MAX = 4,
+    WEIGHTS_SHARDS_MAX = 1024,
+    WEIGHTS_DIGEST_BYTES = 32,
+};
+
+enum weights_dtype { WEIGHTS_BF16, WEIGHTS_F16, WEIGHTS_F32, WEIGHTS_OTHER };
+
+struct weights_tensor {
+    const char *name;
+    enum weights_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[WEIGHTS_RANK_MAX];
+    uint64_t n_values;
+    uint64_t n_bytes;
+};
+
+/* 0 and *out_weights, or as above.  With `round`, fp16 and fp32 tensors are taken and rounded to
+ * bf16 (nearest even) by weights_read. */
+int weights_open(const char *folder, bool round, struct weights **out_weights, struct err *e);
+void weights_close(struct weights *w);
+
+size_t weights_count(const struct weights *w);
+const struct weights_tensor *weights_at(const struct weights *w, size_t index); /* by name order */
+const struct weights_tensor *weights_find(const struct weights *w, const char *name);
+uint64_t weights_bytes(const struct weights *w); /* of all tensors, in the files */
+
+/* Reads a whole tensor as bf16 into out_values[n_values], and takes its bytes (as they stand in
+ * the file) into the digest.  Each tensor is read at most once before the digest is asked for. */
+int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
+                 struct err *e);
+
+/* SHA-256 over (name, dtype, shape, SHA-256 of the bytes) of every tensor, in name order, so that
+ * sharding does not show (SPEC.md 2.13).  Reads what was not read yet. */
+int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], struct err *e);
+
+#endif
