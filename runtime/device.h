@@ -54,8 +54,8 @@ struct device_row {
 /* A row whose next token is wanted, or the logprob of a given one. */
 struct device_want {
     uint32_t row;
-    uint32_t target; /* report this id's logprob too, or DEVICE_NO_TOKEN */
-    uint32_t n_top;  /* 0 .. SAMPLE_TOP_MAX */
+    uint32_t target;             /* report this id's logprob too, or DEVICE_NO_TOKEN */
+    uint32_t n_top;              /* 0 .. SAMPLE_TOP_MAX */
     struct sample_params params; /* position drawn: that of the row plus one */
 };
 

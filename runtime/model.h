@@ -19,7 +19,7 @@ struct err;
 
 enum {
     MODEL_LAYERS_MAX = 512,
-    MODEL_HIDDEN_MAX = 65536,  /* hidden and intermediate: multiples of 16 */
+    MODEL_HIDDEN_MAX = 65536, /* hidden and intermediate: multiples of 16 */
     MODEL_INTERMEDIATE_MAX = 262144,
     MODEL_HEADS_MAX = 1024,
     MODEL_HEAD_DIM_MAX = 256, /* a multiple of 16 */
@@ -66,8 +66,8 @@ struct model {
 /* Reads config.json and, where it is there, generation_config.json. */
 int model_read(const char *folder, struct model *out_model, struct err *e);
 /* The two files as texts, for tests and fuzzing; `generation` may be NULL. */
-int model_parse(const char *config, size_t n_bytes, const char *generation,
-                size_t generation_bytes, struct model *out_model, struct err *e);
+int model_parse(const char *config, size_t n_bytes, const char *generation, size_t generation_bytes,
+                struct model *out_model, struct err *e);
 
 /* One spelling of all that enters the fingerprint (floats as hexadecimal), or the length needed. */
 size_t model_write(const struct model *m, char *text, size_t n_bytes_max);

@@ -18,7 +18,7 @@ struct err;
 struct model;
 
 enum {
-    SCHEDULE_KV_BLOCK = 128, /* keys between two looks at the maximum, in every schedule */
+    SCHEDULE_KV_BLOCK = 128,  /* keys between two looks at the maximum, in every schedule */
     SCHEDULE_LSE_CHUNK = 128, /* ids of a logsumexp chunk, in every schedule */
     SCHEDULE_SEGMENTS_MAX = 16,
     SCHEDULE_RUN_MAX = 8,

@@ -19,9 +19,9 @@ struct err;
 struct token;
 
 enum template_family {
-    TEMPLATE_NONE,   /* the folder has no chat template: chats are refused */
+    TEMPLATE_NONE,    /* the folder has no chat template: chats are refused */
     TEMPLATE_UNKNOWN, /* it has one that we do not know: chats are refused */
-    TEMPLATE_PLAIN,  /* base models by request of the operator: roles as words, see SPEC.md 3 */
+    TEMPLATE_PLAIN,   /* base models by request of the operator: roles as words, see SPEC.md 3 */
     TEMPLATE_CHATML,
     TEMPLATE_LLAMA3,
 };
@@ -36,7 +36,8 @@ struct template_message {
 
 struct template {
     enum template_family family;
-    char *default_system;  /* ChatML families that add a system message when none is given, or NULL */
+    char
+        *default_system; /* ChatML families that add a system message when none is given, or NULL */
 };
 
 /* Reads tokenizer_config.json (and chat_template.jinja where it is) of a model folder.  0 and
