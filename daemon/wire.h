@@ -10,6 +10,9 @@
  *         8     8  request        chosen by the client, echoed in every answer; 0: the connection
  *        16     -  payload        a struct below, byte tables in SPEC 6
  *
+ * Credit, in bytes of whole frames, pays for TOKENS, LOGPROBS and PROMPT_LOGPROBS and for nothing
+ * else: a frame of these is sent only if what is left covers it.  CREDIT (request 0) adds to it.
+ *
  * All integers are little-endian, floats are IEEE binary32 bits.  wire_read_X returns 0 and
  * *out, or -EBADMSG for a payload that cannot be one (length, reserved bytes, order of tags), or
  * -EINVAL for one that is well formed and asks for what cannot be; out_fault then names the field.
@@ -26,10 +29,13 @@ enum {
     WIRE_VERSION = 1,
     WIRE_HEADER_BYTES = 16,
     WIRE_PAYLOAD_DEFAULT = 1 << 16,
+    WIRE_PAYLOAD_MIN = 1 << 12, /* a HELLO that asks for less is refused */
     WIRE_PAYLOAD_MAX = 1 << 20, /* negotiable so far */
     WIRE_CREDIT_DEFAULT = 1 << 20,
     WIRE_CREDIT_MAX = 1 << 30,
-    WIRE_NAME_MAX = 64,
+    WIRE_CREDIT_MIN = 1 << 12, /* the same */
+    WIRE_NAME_MAX = 64,        /* of a client */
+    WIRE_MODEL_MAX = 255,      /* bytes of the model's name: a file name fits */
     WIRE_STOP_IDS_MAX = 16,
     WIRE_STOP_STRINGS_MAX = 16,
     WIRE_STOP_STRING_BYTES_MAX = 256,
@@ -125,9 +131,13 @@ enum wire_code {
     WIRE_E_INTERNAL = 18,
     WIRE_E_CAPACITY = 19, /* it can never fit the configured KV cache */
 };
+/* Names as SPEC writes them, "unknown" for other numbers. */
 const char *wire_code_name(uint16_t code);
+const char *wire_class_name(uint8_t class);
 const char *wire_type_name(uint16_t type);
 const char *wire_finish_name(uint8_t finish);
+const char *wire_policy_name(uint8_t policy);
+uint8_t wire_code_class(uint16_t code); /* enum wire_class; SERVER for unknown codes */
 
 /* Fields of SUBMIT and others by number, for ERROR.field: SPEC 8. */
 enum wire_field {
@@ -154,6 +164,11 @@ enum wire_field {
     WIRE_F_ROLE,
     WIRE_F_TOPIC,
     WIRE_F_IDS,
+    WIRE_F_VERSION,
+    WIRE_F_PAYLOAD_MAX,
+    WIRE_F_CREDIT,
+    WIRE_F_NAME,
+    WIRE_F_LAST,
 };
 const char *wire_field_name(uint32_t field);
 
@@ -218,6 +233,8 @@ struct wire_submit {
     uint32_t n_stop_strings;
     struct wire_stop_string stop_strings[WIRE_STOP_STRINGS_MAX];
 };
+/* PROMPT, and the answers that may take several frames: PROMPT_IDS, TOKENIZED, DETOKENIZED,
+ * INFO_OK.  Their data is what the parts hold one after the other, up to the one marked last. */
 struct wire_prompt {
     bool last;
     const uint8_t *data; /* ids: u32 each; text; chat: wire_message_read */
@@ -236,7 +253,7 @@ struct wire_accepted {
     uint32_t top_k;
     uint32_t n_prompt, queue_place;
     uint16_t logprobs, prompt_logprobs;
-    uint32_t n_stop_ids; /* in force, end-of-text ids included */
+    uint32_t n_stop_ids; /* in force: the request's own first, then the end-of-text ids */
     uint8_t policy;
     uint32_t window;
 };
@@ -301,12 +318,19 @@ int wire_read_tokenize(const struct wire_frame *f, struct wire_tokenize *out,
 int wire_read_u32(const struct wire_frame *f,
                   uint32_t *out); /* CREDIT, SHUTDOWN (ms), INFO (topic) */
 int wire_read_u64(const struct wire_frame *f, uint64_t *out); /* ADMIN_CANCEL (server id) */
-/* The next message of chat data, moving *offset; 0 at the end, 1, or -EBADMSG. */
+/* PROMPT_IDS, TOKENIZED, DETOKENIZED, INFO_OK. */
+int wire_read_part(const struct wire_frame *f, struct wire_prompt *out);
+/* The next message of chat data, moving *offset; 0 at the end, 1, -EBADMSG, or -EINVAL for a role
+ * that is none. */
 int wire_message_read(const uint8_t *data, size_t n_data, size_t *offset, struct wire_message *out);
 
-size_t wire_write(uint8_t *buf, size_t n_bytes_max, uint16_t type, uint64_t request,
-                  const void *payload,
-                  size_t n_payload); /* plain bytes: PING, TEXT, INFO_OK, ids */
+size_t
+wire_write(uint8_t *buf, size_t n_bytes_max, uint16_t type, uint64_t request, const void *payload,
+           size_t n_payload); /* plain bytes: PING, PONG, DETOKENIZE; none: CANCEL, ADMIN_OK */
+/* One part of PROMPT_IDS, TOKENIZED, DETOKENIZED or INFO_OK; n_data at most the connection's
+ * payload limit less 4. */
+size_t wire_write_part(uint8_t *buf, size_t n_bytes_max, uint16_t type, uint64_t request,
+                       const struct wire_prompt *part);
 size_t wire_write_hello(uint8_t *buf, size_t n_bytes_max, const struct wire_hello *h);
 size_t wire_write_hello_ok(uint8_t *buf, size_t n_bytes_max, const struct wire_hello_ok *h);
 size_t wire_write_submit(uint8_t *buf, size_t n_bytes_max, uint64_t request,
