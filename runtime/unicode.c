@@ -128,7 +128,8 @@ static const struct unicode_span *find_decomposed(uint32_t code) {
         else
             high = middle;
     }
-    if (low == unicode_table_n_decomposed || unicode_table_decomposed[low].code != code) return NULL;
+    if (low == unicode_table_n_decomposed || unicode_table_decomposed[low].code != code)
+        return NULL;
     return &unicode_table_decomposed[low];
 }
 
