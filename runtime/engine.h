@@ -3,7 +3,7 @@
  * Owns:   the device, the model's tables, KV pages, one slot a request; all memory taken at open.
  * Thread: two sides.  `submit`, `cancel`, `grant`, `next`, `count` belong to the loop thread;
  *         `step` and what it calls to the engine thread (tests use one thread for both sides).
- *         Between them are two rings (queue.h) and nothing else.
+ *         Between them are two rings (queue.h), two atomic words a slot, and the totals.
  * Fails:  as each call says; once a step has failed with -EIO the engine is dead: every live
  *         request has got an ENGINE_FAILED event, later submits give -EIO.
  *
@@ -19,6 +19,7 @@
 #include "runtime/device.h"
 #include "runtime/plan.h"
 #include "runtime/sample.h"
+#include "runtime/stop.h"
 
 struct err;
 struct engine;
@@ -27,8 +28,8 @@ struct template;
 
 enum {
     ENGINE_STOP_IDS_MAX = 32, /* the request's 16 and the model's end-of-text ids */
-    ENGINE_STOP_STRINGS_MAX = 16,
-    ENGINE_STOP_STRING_BYTES_MAX = 256,
+    ENGINE_STOP_STRINGS_MAX = STOP_STRINGS_MAX,
+    ENGINE_STOP_STRING_BYTES_MAX = STOP_STRING_BYTES_MAX,
     ENGINE_TEXT_BYTES = 352, /* of one event; a longer token's text goes on in the next event */
     ENGINE_DIGEST_BYTES = 32,
     ENGINE_REQUESTS_MAX = 1024,
@@ -58,10 +59,7 @@ struct engine_request {
     uint32_t n_stop_ids;
     uint32_t stop_ids[ENGINE_STOP_IDS_MAX]; /* the request's own; end-of-text ids are added */
     uint32_t n_stop_strings;
-    struct {
-        uint16_t n_bytes;
-        uint8_t bytes[ENGINE_STOP_STRING_BYTES_MAX];
-    } stop_strings[ENGINE_STOP_STRINGS_MAX];
+    struct stop_string stop_strings[ENGINE_STOP_STRINGS_MAX];
     uint32_t n_top; /* most probable ids beside each output token */
     bool prompt_logprobs;
     uint32_t n_prompt_top;
@@ -72,9 +70,9 @@ struct engine_request {
 enum engine_event_kind {
     ENGINE_PROMPT_TOKEN, /* a prompt token's logprob, from the second on */
     ENGINE_TOKEN,        /* a committed output token: never taken back */
-    ENGINE_TEXT,         /* more text, without a token */
+    ENGINE_TEXT,         /* more text, without a token; takes a grant as a token does */
     ENGINE_DONE,
-    ENGINE_FAILED, /* `code`: -EDOM numeric, -EIO device lost, -EIO.. */
+    ENGINE_FAILED, /* `code`: -EDOM left the range of the arithmetic, -EIO the device is lost */
 };
 
 struct engine_usage {
@@ -113,8 +111,8 @@ struct engine_stats { /* totals since open, read with engine_stats_get from any 
     uint64_t tokens_prompt, tokens_decoded, tokens_verified, tokens_committed, tokens_discarded;
     uint64_t verify_passes, rollbacks;
     uint64_t requests_done, requests_failed, requests_cancelled;
-    uint32_t running, waiting;
-    uint32_t kv_pages, kv_pages_free;
+    uint64_t running, waiting;
+    uint64_t kv_pages, kv_pages_free;
     uint64_t last_step_us; /* monotonic time at its end, 0 before the first */
 };
 
@@ -132,7 +130,8 @@ struct engine_facts {
 };
 
 /* Takes `dev` (closed by engine_close, or here on failure), reads the model, takes all memory and
- * runs the self-test.  0 and *out_engine, or what model, weights, token and device give. */
+ * runs the self-test.  0 and *out_engine; or what model, weights, token and device give; -EINVAL
+ * for options that cannot be; -EPROTO where the self-test did not give equal bits. */
 int engine_open(const struct engine_options *o, struct device *dev, struct engine **out_engine,
                 struct err *e);
 void engine_close(struct engine *g); /* NULL is fine; live requests are dropped without events */

@@ -1,18 +1,69 @@
-/* plan - who is in the next step, and on which schedule.
+/* plan - who is in the next step, and on which schedule (SPEC 5.3).
  *
  * Owns:   nothing; every function is pure.
  * Thread: any.
  *
  * A step has one schedule.  What must be canonical (prefill, verification) makes the whole step
  * so, and its decode rows are then certified where they are eligible; only a step of decode rows
- * alone may be tuned (SPEC 5.3). */
+ * alone may be tuned.  Whom a step serves changes when a token comes, never which. */
 #ifndef LLM42D_RUNTIME_PLAN_H
 #define LLM42D_RUNTIME_PLAN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+enum {
+    PLAN_PREFILL_MIN = 16, /* prompt rows that a step has room for, however many others decode */
+    PLAN_STEP_TOKENS_MAX = 2048,
+};
+
 enum plan_policy { PLAN_CANONICAL, PLAN_TUNED, PLAN_AUTO };
 const char *plan_policy_name(enum plan_policy p);
+
+struct plan_options {
+    enum plan_policy policy;
+    uint32_t window;      /* W */
+    uint32_t group;       /* G */
+    uint32_t step_tokens; /* rows of a step; prefill takes what decode and verify leave of it */
+    bool fixed_shape;     /* a verify pass is alone in its step and padded to G x W rows */
+};
+
+/* A running sequence, as far as planning sees it. */
+struct plan_seq {
+    bool ready; /* not paused, nothing unsent */
+    bool deterministic;
+    bool due;                 /* dvr_due */
+    uint32_t candidates;      /* dvr_candidates */
+    uint32_t prompt_left;     /* dvr_prompt_left */
+    uint32_t prompt_rows_max; /* of one step, for this sequence */
+    uint32_t age;             /* steps since it was last served; the oldest go first */
+};
+
+enum plan_kind { PLAN_PREFILL, PLAN_DECODE, PLAN_VERIFY };
+
+struct plan_item {
+    uint32_t seq; /* index into the sequences given */
+    enum plan_kind kind;
+    uint32_t n_rows;
+};
+
+struct plan {
+    bool canonical;
+    uint32_t n_items; /* at most one a sequence */
+    uint32_t n_rows;
+    uint32_t n_pad; /* dummy rows on top, fixed shape alone */
+};
+
+/* The rows that any plan may have. */
+uint32_t plan_rows_max(const struct plan_options *o, uint32_t n_seqs_max);
+
+/* The next step; n_items = 0 when there is nothing to do.  items: room for n_seqs. */
+struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
+                      struct plan_item *items);
+
+/* Policy auto, on a step of n_rows decode rows, n_deterministic of them: whether the extra time
+ * of canonical kernels would cost more than verifying later.  By fixed costs, in thousandths of a
+ * step. */
+bool plan_tuned_pays(const struct plan_options *o, uint32_t n_rows, uint32_t n_deterministic);
 
 #endif

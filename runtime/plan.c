@@ -1,0 +1,118 @@
+#include "runtime/plan.h"
+
+#include <stddef.h>
+
+#include "runtime/assert.h"
+
+const char *plan_policy_name(enum plan_policy p) {
+    static const char *const names[] = {"canonical", "tuned", "auto"};
+
+    ASSERT((unsigned)p < sizeof(names) / sizeof(names[0]));
+    return names[p];
+}
+
+uint32_t plan_rows_max(const struct plan_options *o, uint32_t n_seqs_max) {
+    uint32_t others = n_seqs_max + o->group * o->window;
+
+    return (o->step_tokens > others ? o->step_tokens : others) + PLAN_PREFILL_MIN;
+}
+
+bool plan_tuned_pays(const struct plan_options *o, uint32_t n_rows, uint32_t n_deterministic) {
+    /* What four K segments cost over free cuts on an H200, by rows (measured there). */
+    uint32_t extra = n_rows <= 32 ? 10 : n_rows <= 256 ? 70 : 20;
+    uint32_t n_passes = (n_deterministic + o->group - 1) / o->group;
+    /* A pass is about a step, for every W - 1 tokens, and one in twenty is decoded again. */
+    uint32_t verify = n_passes * 1050 / (o->window > 1 ? o->window - 1 : 1);
+
+    return n_deterministic == 0 || extra > verify;
+}
+
+static void add(struct plan *p, struct plan_item *items, uint32_t seq, enum plan_kind kind,
+                uint32_t n_rows) {
+    items[p->n_items++] = (struct plan_item){seq, kind, n_rows};
+    p->n_rows += n_rows;
+}
+
+static bool planned(const struct plan *p, const struct plan_item *items, uint32_t seq) {
+    for (uint32_t i = 0; i < p->n_items; i++)
+        if (items[i].seq == seq) return true;
+    return false;
+}
+
+static bool decodes(const struct plan_seq *s) {
+    return s->ready && s->prompt_left == 0;
+}
+
+/* Up to G windows: those that are due, or with `all` any with candidates; the oldest first. */
+static void add_windows(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
+                        bool all, struct plan *p, struct plan_item *items) {
+    for (uint32_t n = 0; n < o->group; n++) {
+        uint32_t best = n_seqs;
+
+        for (uint32_t i = 0; i < n_seqs; i++) {
+            const struct plan_seq *s = &seqs[i];
+
+            if (!decodes(s) || !(s->due || (all && s->candidates)) || planned(p, items, i))
+                continue;
+            if (best == n_seqs || s->age > seqs[best].age) best = i;
+        }
+        if (best == n_seqs) return;
+        add(p, items, best, PLAN_VERIFY, seqs[best].candidates + 1);
+    }
+}
+
+/* A due sequence waits for its pass: it may not run further ahead of what is committed. */
+static void add_decodes(const struct plan_seq *seqs, uint32_t n_seqs, struct plan *p,
+                        struct plan_item *items) {
+    for (uint32_t i = 0; i < n_seqs; i++)
+        if (decodes(&seqs[i]) && !seqs[i].due && !planned(p, items, i))
+            add(p, items, i, PLAN_DECODE, 1);
+}
+
+static void add_prefills(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
+                         struct plan *p, struct plan_item *items) {
+    uint32_t room = o->step_tokens > p->n_rows ? o->step_tokens - p->n_rows : 0;
+
+    if (room < PLAN_PREFILL_MIN) room = PLAN_PREFILL_MIN;
+    for (uint32_t i = 0; i < n_seqs && room > 0; i++) {
+        const struct plan_seq *s = &seqs[i];
+        uint32_t n = s->prompt_left;
+
+        if (!s->ready || n == 0) continue;
+        if (n > s->prompt_rows_max) n = s->prompt_rows_max;
+        if (n > room) n = room;
+        if (n == 0) continue;
+        add(p, items, i, PLAN_PREFILL, n);
+        room -= n;
+    }
+}
+
+struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
+                      struct plan_item *items) {
+    struct plan p = {.canonical = true};
+    uint32_t n_decode = 0, n_deterministic = 0;
+    bool must; /* be canonical */
+
+    ASSERT(o->window >= 1 && o->group >= 1 && o->step_tokens >= 1);
+
+    add_windows(o, seqs, n_seqs, false, &p, items);
+    if (o->fixed_shape && p.n_items > 0) {
+        p.n_pad = o->group * o->window - p.n_rows;
+        return p;
+    }
+    must = p.n_items > 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        must = must || (seqs[i].ready && seqs[i].prompt_left > 0);
+        n_decode += decodes(&seqs[i]);
+        n_deterministic += decodes(&seqs[i]) && seqs[i].deterministic;
+    }
+    if (!must) {
+        p.canonical = o->policy == PLAN_CANONICAL ||
+                      (o->policy == PLAN_AUTO && !plan_tuned_pays(o, n_decode, n_deterministic));
+        /* Certifying begins where nothing waits for a verdict: judge what does, in this step. */
+        if (p.canonical) add_windows(o, seqs, n_seqs, true, &p, items);
+    }
+    add_decodes(seqs, n_seqs, &p, items);
+    add_prefills(o, seqs, n_seqs, &p, items);
+    return p;
+}
