@@ -3,14 +3,17 @@
  * Owns:   open files and the table of tensors, until close.
  * Thread: start-up only.
  * Fails:  -EINVAL   malformed: the text names file, tensor and fault
- *         -ENOTSUP  a dtype we do not take (fp16 and fp32 without `round`, and all others)
- *         -ENOENT -EACCES -EIO  of a file; -EIO too where it is shorter than it was
+ *         -ENOTSUP  a rank above WEIGHTS_RANK_MAX; from weights_read, a dtype we do not take
+ *                   (fp16 and fp32 without `round`, and all others)
+ *         -ENOENT -EACCES -EIO  of a file; -EIO too where it is shorter than it was, or changed
  *         -ENOMEM
  *
  * Opening reads the headers of all shards (model.safetensors, or model.safetensors.index.json and
- * its shards) and checks every count, offset, product and sum; the verdict is that of the
- * safetensors reference reader, and stricter where SPEC.md 4 says so.  Bytes are read with pread,
- * never mapped: a file that shrinks is an error, not a signal. */
+ * its shards, never both) and checks every count, offset, product and sum; the verdict is that of
+ * the safetensors reference reader, and stricter where safetensors.h says so.  The index must name
+ * every tensor of its shards, in the shard where it is, and no other; a shard is a file of the
+ * same folder.  Bytes are read with pread, never mapped: a file that shrinks is an error, not a
+ * signal. */
 #ifndef LLM42D_RUNTIME_WEIGHTS_H
 #define LLM42D_RUNTIME_WEIGHTS_H
 
@@ -22,8 +25,8 @@ struct err;
 struct weights;
 
 enum {
-    WEIGHTS_HEADER_BYTES_MAX = 100 << 20, /* as the reference reader */
-    WEIGHTS_RANK_MAX = 4,
+    WEIGHTS_INDEX_BYTES_MAX = 64 << 20,
+    WEIGHTS_RANK_MAX = 4, /* and the header's limits in safetensors.h */
     WEIGHTS_SHARDS_MAX = 1024,
     WEIGHTS_DIGEST_BYTES = 32,
 };
@@ -42,7 +45,7 @@ struct weights_tensor {
 /* 0 and *out_weights, or as above.  With `round`, fp16 and fp32 tensors are taken and rounded to
  * bf16 (nearest even) by weights_read. */
 int weights_open(const char *folder, bool round, struct weights **out_weights, struct err *e);
-void weights_close(struct weights *w);
+void weights_close(struct weights *w); /* NULL is fine */
 
 size_t weights_count(const struct weights *w);
 const struct weights_tensor *weights_at(const struct weights *w, size_t index); /* by name order */
@@ -50,12 +53,17 @@ const struct weights_tensor *weights_find(const struct weights *w, const char *n
 uint64_t weights_bytes(const struct weights *w); /* of all tensors, in the files */
 
 /* Reads a whole tensor as bf16 into out_values[n_values], and takes its bytes (as they stand in
- * the file) into the digest.  Each tensor is read at most once before the digest is asked for. */
+ * the file) into the digest.  Read again, they must be the same. */
 int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
                  struct err *e);
 
-/* SHA-256 over (name, dtype, shape, SHA-256 of the bytes) of every tensor, in name order, so that
- * sharding does not show (SPEC.md 2.13).  Reads what was not read yet. */
+/* A digest in which sharding does not show (SPEC.md 2.13).  Reads what was not read yet.
+ *
+ * SHA-256 over, for each tensor in the order of strcmp of the names, all integers little-endian:
+ *   u32 length of the name, the name
+ *   u32 length of the dtype, the dtype as in the header ("BF16")
+ *   u32 rank, u64 each dimension
+ *   32 bytes, the SHA-256 of the tensor's bytes as they stand in the file */
 int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], struct err *e);
 
 #endif
