@@ -125,7 +125,7 @@ int64_t token_find(const struct token *t, const char *text) {
 
     if (a) return a->id;
     id = token_bpe_find(t, bytes, strlen(text), NULL, 0);
-    return id == TOKEN_NONE ? TOKEN_ID_NONE : id;
+    return id == TOKEN_NONE ? (int64_t)TOKEN_ID_NONE : id;
 }
 
 void token_digest(const struct token *t, uint8_t out_digest[TOKEN_DIGEST_BYTES]) {

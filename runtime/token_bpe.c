@@ -4,7 +4,10 @@
  * A short word is scanned again for each merge.  A long one keeps its symbols in a linked list and
  * the candidates in a heap; an entry that a merge has overtaken is recognised when it surfaces,
  * since the pair now there no longer makes the id that was queued.  (It cannot make the same id in
- * another way: symbols only grow, and an id stands for one text.) */
+ * another way: symbols only grow, and an id stands for one text.)
+ *
+ * A byte that the vocabulary has no token for is left out, as the reference does; SmolLM2 has none
+ * for most control characters. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,10 +75,11 @@ static int encode_short(struct token_out *out, const uint8_t *word, size_t n_byt
     const struct token *t = out->t;
     const struct token_merge *joins[SHORT_BYTES]; /* symbol i with symbol i + 1, or NULL */
     uint32_t ids[SHORT_BYTES];
-    size_t n = n_bytes;
+    size_t n = 0;
     int r = 0;
 
-    for (size_t i = 0; i < n; i++) ids[i] = t->byte_ids[word[i]];
+    for (size_t i = 0; i < n_bytes; i++)
+        if (t->byte_ids[word[i]] != TOKEN_NONE) ids[n++] = t->byte_ids[word[i]];
     for (size_t i = 0; i + 1 < n; i++) joins[i] = find_merge(t, ids[i], ids[i + 1]);
     for (;;) {
         const struct token_merge *best = NULL;
@@ -158,16 +162,21 @@ static void offer(struct token_out *out, size_t *n_heap, uint32_t left) {
 static int encode_long(struct token_out *out, const uint8_t *word, size_t n_bytes) {
     struct token_symbol *s;
     size_t n_heap = 0;
+    uint32_t n = 0;
     int r = reserve(out, n_bytes);
 
     if (r < 0) return r;
     s = out->symbols;
-    for (uint32_t i = 0; i < n_bytes; i++) {
-        s[i].id = out->t->byte_ids[word[i]];
-        s[i].prev = i == 0 ? TOKEN_NONE : i - 1;
-        s[i].next = i + 1 == n_bytes ? TOKEN_NONE : i + 1;
+    for (size_t i = 0; i < n_bytes; i++) {
+        uint32_t id = out->t->byte_ids[word[i]];
+
+        if (id == TOKEN_NONE) continue;
+        s[n] = (struct token_symbol){id, n - 1, n + 1}; /* before the first is TOKEN_NONE */
+        n++;
     }
-    for (uint32_t i = 0; i < n_bytes; i++) offer(out, &n_heap, i);
+    if (n == 0) return 0;
+    s[n - 1].next = TOKEN_NONE;
+    for (uint32_t i = 0; i < n; i++) offer(out, &n_heap, i);
 
     while (n_heap > 0) {
         uint64_t top = heap_pop(out->heap, &n_heap);
@@ -192,7 +201,6 @@ int token_bpe_word(struct token_out *out, const uint8_t *word, size_t n_bytes) {
     const struct token *t = out->t;
 
     ASSERT(n_bytes > 0);
-    if (n_bytes == 1) return token_bpe_emit(out, t->byte_ids[word[0]]);
     if (t->ignore_merges && n_bytes <= t->n_word_bytes_max) {
         uint32_t id = token_bpe_find(t, word, n_bytes, NULL, 0);
 

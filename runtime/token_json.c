@@ -80,9 +80,9 @@ static bool is_default(const json_t *value) {
 }
 
 static int read_model(struct reader *rd, json_t *model) {
-    /* unk_token is not among them: no byte is without a token, so nothing is ever unknown. */
-    static const char *const unused[] = {"dropout", "continuing_subword_prefix", "fuse_unk",
-                                         "end_of_word_suffix", "byte_fallback"};
+    static const char *const unused[] = {
+        "dropout",  "unk_token",          "continuing_subword_prefix",
+        "fuse_unk", "end_of_word_suffix", "byte_fallback"};
     static const char *const known[] = {
         "type",     "dropout",       "unk_token",     "continuing_subword_prefix", "merges",
         "fuse_unk", "byte_fallback", "ignore_merges", "end_of_word_suffix",        "vocab",
@@ -253,10 +253,6 @@ static int read_vocab(struct reader *rd) {
         uint8_t byte = (uint8_t)b;
 
         t->byte_ids[b] = token_bpe_find(t, &byte, 1, NULL, 0);
-        /* The reference would drop such a byte from the text. */
-        if (t->byte_ids[b] == TOKEN_NONE && (b < 0xc0 || unicode_length(byte) > 0))
-            return err_set(rd->e, -ENOTSUP, "%s: the vocabulary has no token for byte 0x%02x",
-                           rd->name, b);
     }
     return 0;
 }
