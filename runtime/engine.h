@@ -44,9 +44,10 @@ struct engine_options {
     uint32_t max_requests; /* running at once */
     uint32_t max_queue;    /* waiting behind them */
     uint32_t context;      /* 0: the model's */
-    uint32_t kv_tokens;    /* 0: enough for max_requests / 4 contexts, at least one */
-    uint32_t step_tokens;  /* rows of a step: budget of prefill chunks, verify and decode */
+    uint32_t kv_tokens;    /* positions of KV cache; 0: 16384, or one context if that is more */
+    uint32_t step_tokens;  /* rows of a step; prefill takes what decode and verify leave */
     bool fixed_shape;      /* verify passes padded to group x window, as in the paper */
+    bool poison;           /* freed KV pages are filled with NaN patterns (tests) */
 };
 
 struct engine_request {

@@ -43,6 +43,12 @@ static bool decodes(const struct plan_seq *s) {
     return s->ready && s->prompt_left == 0;
 }
 
+/* A window of one row holds no candidate: in a canonical step that is plain certified decoding,
+ * and only the policy that decodes by verifying alone wants it as a pass. */
+static bool window_due(const struct plan_options *o, const struct plan_seq *s) {
+    return s->due && (s->candidates > 0 || o->policy == PLAN_TUNED);
+}
+
 /* Up to G windows: those that are due, or with `all` any with candidates; the oldest first. */
 static void add_windows(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
                         bool all, struct plan *p, struct plan_item *items) {
@@ -62,10 +68,10 @@ static void add_windows(const struct plan_options *o, const struct plan_seq *seq
 }
 
 /* A due sequence waits for its pass: it may not run further ahead of what is committed. */
-static void add_decodes(const struct plan_seq *seqs, uint32_t n_seqs, struct plan *p,
-                        struct plan_item *items) {
+static void add_decodes(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
+                        struct plan *p, struct plan_item *items) {
     for (uint32_t i = 0; i < n_seqs; i++)
-        if (decodes(&seqs[i]) && !seqs[i].due && !planned(p, items, i))
+        if (decodes(&seqs[i]) && !window_due(o, &seqs[i]) && !planned(p, items, i))
             add(p, items, i, PLAN_DECODE, 1);
 }
 
@@ -102,7 +108,7 @@ struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs,
     }
     must = p.n_items > 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
-        must = must || (seqs[i].ready && seqs[i].prompt_left > 0);
+        must = must || (seqs[i].ready && (seqs[i].prompt_left > 0 || seqs[i].due));
         n_decode += decodes(&seqs[i]);
         n_deterministic += decodes(&seqs[i]) && seqs[i].deterministic;
     }
@@ -112,7 +118,7 @@ struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs,
         /* Certifying begins where nothing waits for a verdict: judge what does, in this step. */
         if (p.canonical) add_windows(o, seqs, n_seqs, true, &p, items);
     }
-    add_decodes(seqs, n_seqs, &p, items);
+    add_decodes(o, seqs, n_seqs, &p, items);
     add_prefills(o, seqs, n_seqs, &p, items);
     return p;
 }
