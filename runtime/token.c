@@ -1,14 +1,12 @@
 #include "runtime/token.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "runtime/assert.h"
+#include "runtime/document.h"
 #include "runtime/err.h"
+#include "runtime/file.h"
 #include "runtime/token_impl.h"
 #include "runtime/unicode.h"
 
@@ -29,18 +27,17 @@ void token_close(struct token *t) {
 int token_open_text(const char *name, const char *json, size_t n_bytes, struct token **out_token,
                     struct err *e) {
     struct token *t = NULL;
-    json_error_t fault;
     json_t *root = NULL;
-    int r = -ENOMEM;
+    int r;
 
     if (n_bytes > TOKEN_FILE_BYTES_MAX)
         return err_set(e, -EINVAL, "%s: %zu bytes, the limit is %d", name, n_bytes,
                        TOKEN_FILE_BYTES_MAX);
-    root = json_loadb(json, n_bytes, JSON_REJECT_DUPLICATES, &fault);
-    if (!root) return err_set(e, -EINVAL, "%s:%d: %s", name, fault.line, fault.text);
+    r = document_parse(name, json, n_bytes, &root, e);
+    if (r < 0) return r;
     t = calloc(1, sizeof(*t));
     if (!t) {
-        (void)err_set(e, r, "%s: no memory", name);
+        r = err_set(e, -ENOMEM, "%s: no memory", name);
         goto out;
     }
     r = token_json_read(t, name, root, e);
@@ -53,57 +50,10 @@ out:
     return r;
 }
 
-/* The whole of a regular file. */
-static int read_file(const char *path, size_t n_max, char **out_bytes, size_t *out_n_bytes,
-                     struct err *e) {
-    char *bytes = NULL;
-    struct stat st;
-    size_t n = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    int r;
-
-    if (fd < 0) {
-        r = -errno;
-        return err_set(e, r, "%s: %s", path, strerror(-r));
-    }
-    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-        r = err_set(e, -EINVAL, "%s: not a regular file", path);
-        goto out;
-    }
-    if (st.st_size < 0 || (uintmax_t)st.st_size > n_max) {
-        r = err_set(e, -EINVAL, "%s: %jd bytes, the limit is %zu", path, (intmax_t)st.st_size,
-                    n_max);
-        goto out;
-    }
-    bytes = malloc((size_t)st.st_size + 1);
-    if (!bytes) {
-        r = err_set(e, -ENOMEM, "%s: no memory", path);
-        goto out;
-    }
-    while (n < (size_t)st.st_size) {
-        ssize_t got = read(fd, bytes + n, (size_t)st.st_size - n);
-
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) {
-            r = err_set(e, got < 0 ? -errno : -EINVAL, "%s: cut off at %zu bytes", path, n);
-            goto out;
-        }
-        n += (size_t)got;
-    }
-    *out_bytes = bytes;
-    *out_n_bytes = n;
-    bytes = NULL;
-    r = 0;
-out:
-    free(bytes);
-    (void)close(fd);
-    return r;
-}
-
 int token_open(const char *path, struct token **out_token, struct err *e) {
     char *json = NULL;
     size_t n_bytes = 0;
-    int r = read_file(path, TOKEN_FILE_BYTES_MAX, &json, &n_bytes, e);
+    int r = file_read(path, TOKEN_FILE_BYTES_MAX, &json, &n_bytes, e);
 
     if (r == 0) r = token_open_text(path, json, n_bytes, out_token, e);
     free(json);

@@ -37,7 +37,8 @@ TEMPLATE, SPECIAL = 1, 2
 
 def build(folder):
     so = os.path.join(folder, "token.so")
-    sources = [f for pattern in ("token*.c", "unicode*.c", "err.c", "assert.c")
+    sources = [f for pattern in ("token*.c", "unicode*.c", "err.c", "assert.c", "file.c",
+                                             "document.c", "sha256.c")
                for f in glob.glob(os.path.join(ROOT, "runtime", pattern))]
     subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O2", "-std=c11",
                     "-D_GNU_SOURCE", "-I" + ROOT, *sources, "-o", so, "-ljansson", "-lcrypto"],
