@@ -54,9 +54,11 @@ static const char product_kernel[] =
     "    y[0] = x[0] * x[1] + x[2];\n"
     "}\n";
 
+static const char *folder = ""; /* where the library was found, "" for the loader's path */
+
 static void *open_library(void) {
-    static const char *const folders[] = {"", "/usr/local/cuda/lib64/", "build/nvrtc/",
-                                          "/usr/lib/x86_64-linux-gnu/"};
+    static const char *const folders[] = {"", "/usr/local/cuda/lib64", "build/nvrtc",
+                                          "/usr/lib/x86_64-linux-gnu"};
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
     const char *given = getenv("LLM42_NVRTC");
     size_t n_folders = given ? 1 : sizeof(folders) / sizeof(folders[0]);
@@ -66,10 +68,8 @@ static void *open_library(void) {
         for (size_t j = 0; j < sizeof(names) / sizeof(names[0]); j++) {
             void *library;
 
-            if (given)
-                snprintf(path, sizeof(path), "%s/%s", given, names[j]);
-            else
-                snprintf(path, sizeof(path), "%s%s", folders[i], names[j]);
+            folder = given ? given : folders[i];
+            snprintf(path, sizeof(path), "%s%s%s", folder, *folder ? "/" : "", names[j]);
             library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
             if (library) {
                 print_message("nvrtc: %s\n", path);
@@ -77,6 +77,16 @@ static void *open_library(void) {
             }
         }
     return NULL;
+}
+
+/* NVRTC opens a second library by its bare name when it compiles, which only the loader's path
+ * has, or a process that has it open. */
+static void open_builtins(int major, int minor) {
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s%slibnvrtc-builtins.so.%d.%d", folder, *folder ? "/" : "",
+             major, minor);
+    if (!dlopen(path, RTLD_NOW | RTLD_LOCAL)) print_message("nvrtc: no %s\n", path);
 }
 
 static bool find_calls(void *library) {
@@ -222,6 +232,7 @@ int main(void) {
         return 1;
     }
     nvrtc.version(&major, &minor);
+    open_builtins(major, minor);
     r = cmocka_run_group_tests(tests, NULL, NULL);
     print_message("nvrtc %d.%d: %u functions, %u programs compiled\n", major, minor, n_functions,
                   n_compiled);
