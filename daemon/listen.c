@@ -1,6 +1,7 @@
 #include "daemon/listen.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,7 @@ static int handed_over(struct listen *l, struct err *e) {
             continue;
         }
         l->fds[kind] = fd;
+        (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
         if (sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) <= 0 && r == 0)
             r = err_set(e, -EINVAL, "the socket %s is not a listening AF_UNIX stream", given[i]);
     }

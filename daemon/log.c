@@ -13,6 +13,8 @@
 #define SD_JOURNAL_SUPPRESS_LOCATION
 #include <systemd/sd-journal.h>
 
+#include "runtime/sha256.h"
+
 #define ID_STARTED "MESSAGE_ID=6b1f0c5d2a7e4c0f9d3348c1a5e7b902"
 #define ID_REQUEST "MESSAGE_ID=a94d7e310c5b4f6e8f2d17b06c9e83d4"
 
@@ -21,16 +23,6 @@ static const int priorities[] = {3, 4, 6, 7};
 /* The level may change while both threads log. */
 static atomic_int level_max = LOG_INFO;
 static bool to_journal, on_terminal;
-
-void log_hex(const uint8_t *bytes, uint32_t n, char *out_text) {
-    static const char digits[] = "0123456789abcdef";
-
-    for (uint32_t i = 0; i < n; i++) {
-        out_text[2 * i] = digits[bytes[i] >> 4];
-        out_text[2 * i + 1] = digits[bytes[i] & 15];
-    }
-    out_text[2 * n] = '\0';
-}
 
 void log_open(enum log_level level) {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -84,10 +76,10 @@ void log_started(const char *model, const char *fingerprint, const char *device)
 
 void log_request_end(const struct log_request *r) {
     char text[LOG_LINE_BYTES_MAX];
-    char digest[2 * LOG_DIGEST_BYTES + 1] = "-", fingerprint[2 * LOG_DIGEST_BYTES + 1];
+    char digest[SHA256_HEX_BYTES] = "-", fingerprint[SHA256_HEX_BYTES];
 
-    if (r->digest) log_hex(r->digest, LOG_DIGEST_BYTES, digest);
-    log_hex(r->fingerprint, LOG_DIGEST_BYTES, fingerprint);
+    if (r->digest) sha256_hex(r->digest, digest);
+    sha256_hex(r->fingerprint, fingerprint);
     (void)snprintf(
         text, sizeof(text),
         "request %" PRIu64 " (conn %" PRIu64 ", id %" PRIu64 ", uid %u): %s%s%s, %s, "

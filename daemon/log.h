@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { LOG_LINE_BYTES_MAX = 2048, LOG_PROMPT_BYTES_MAX = 1024, LOG_DIGEST_BYTES = 32 };
+enum { LOG_LINE_BYTES_MAX = 2048, LOG_PROMPT_BYTES_MAX = 1024 };
 
 enum log_level { LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG }; /* as config_level */
 
@@ -26,7 +26,7 @@ struct log_request {
     uint32_t verify_passes, rollbacks, recomputed, certified;
     uint64_t queue_us, prefill_us, decode_us, total_us;
     bool deterministic;
-    const uint8_t *digest, *fingerprint; /* LOG_DIGEST_BYTES each; digest may be NULL */
+    const uint8_t *digest, *fingerprint; /* SHA256_BYTES each; digest may be NULL */
 };
 
 void log_open(enum log_level level);
@@ -37,8 +37,5 @@ void log_started(const char *model, const char *fingerprint, const char *device)
 void log_request_end(const struct log_request *r);
 /* The start of a prompt, only where the settings ask for it; control characters are escaped. */
 void log_prompt(uint64_t server_id, const char *text, uint32_t n_bytes);
-
-/* Lower-case hexadecimal and a zero: 2 n + 1 characters. */
-void log_hex(const uint8_t *bytes, uint32_t n, char *out_text);
 
 #endif
