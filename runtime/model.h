@@ -42,7 +42,7 @@ struct model {
     uint32_t vocab;
     uint32_t context; /* positions, max_position_embeddings; not in the fingerprint */
     bool tied;        /* the head is the embedding */
-    float rms_eps;    /* fp32 nearest to the file's number */
+    float rms_eps;    /* fp32 nearest to the file's number, read as binary64 */
 
     enum model_rope rope;
     double rope_theta;
@@ -63,7 +63,13 @@ struct model {
     uint32_t suggested_top_k;
 };
 
-/* Reads config.json and, where it is there, generation_config.json. */
+/* Reads config.json and, where it is there, generation_config.json.
+ *
+ * Where config.json is silent or says null: hidden_act is silu, num_key_value_heads the count of
+ * heads, head_dim hidden / heads, rope_theta 10000, tie_word_embeddings false, as the family has
+ * it; every other shape, architectures, model_type and rms_norm_eps must be there.  A setting
+ * known to change the arithmetic in a way that we do not have is refused by its name, a key inside
+ * the rope settings already where it is not known, and any other key is passed over. */
 int model_read(const char *folder, struct model *out_model, struct err *e);
 /* The two files as texts, for tests and fuzzing; `generation` may be NULL. */
 int model_parse(const char *config, size_t n_bytes, const char *generation, size_t generation_bytes,
