@@ -8,7 +8,15 @@
  *
  * A published template is a program in another language; we do not run it.  It is recognised by
  * its text, and what the family does is written here.  Text of a user is never read as a special
- * token, and no template looks at a clock. */
+ * token, and no template looks at a clock.
+ *
+ *   ChatML   <|im_start|>role\n text <|im_end|>\n a message, then <|im_start|>assistant\n
+ *   Llama-3  <|begin_of_text|>, then <|start_header_id|>role<|end_header_id|>\n\n text <|eot_id|> a
+ *            message, the text trimmed, then the same header for assistant
+ *   plain    system text\n\n, "User: text\n", "Assistant: text\n", then "Assistant:"; encoded as
+ *            one raw text, so with what TOKEN_ENCODE_TEMPLATE adds
+ *
+ * The spaces between marker and text above are for the eye. */
 #ifndef LLM42D_RUNTIME_TEMPLATE_H
 #define LLM42D_RUNTIME_TEMPLATE_H
 
@@ -36,12 +44,13 @@ struct template_message {
 
 struct template {
     enum template_family family;
-    char
-        *default_system; /* ChatML families that add a system message when none is given, or NULL */
+    /* ChatML families that add a system message when none is given, else NULL. */
+    char *default_system;
 };
 
-/* Reads tokenizer_config.json (and chat_template.jinja where it is) of a model folder.  0 and
- * *out_template even where the family is NONE or UNKNOWN; -EINVAL for a malformed file, -ENOMEM. */
+/* Reads tokenizer_config.json and chat_template.jinja of a model folder, either of which may be
+ * missing; where both have a template and they differ, it is UNKNOWN.  0 and *out_template even
+ * where the family is NONE or UNKNOWN; -EINVAL for a malformed file, -EACCES, -EIO, -ENOMEM. */
 int template_open(const char *folder, struct template *out_template, struct err *e);
 void template_close(struct template *t);
 const char *template_name(enum template_family family);
