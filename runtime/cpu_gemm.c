@@ -124,20 +124,26 @@ static bool group_fast(const uint32_t *w, size_t pair_stride, const float *value
     return true;
 }
 
+static void chain_group(const struct cpu_chain *ch, uint32_t group, uint32_t row, uint32_t block) {
+    const enum cpu_kind kind = ch->kinds[row * (ch->n_k / CPU_GROUP) + group];
+    const uint32_t *w = ch->w + block * ch->block_stride + group * CPU_PAIRS * ch->pair_stride;
+    const uint32_t *exponents = ch->exponents + row * (ch->n_k / 2) + group * CPU_PAIRS;
+    uint32_t e[CPU_LANES] = {0};
+
+    /* Zero times an infinity is not zero. */
+    if (kind == CPU_ZERO && exponents_max(w, ch->pair_stride, exponents, e) <= CPU_FIELD_MAX << 7)
+        return;
+    if (kind == CPU_PLAIN &&
+        group_fast(w, ch->pair_stride, ch->values + row * ch->n_k + group * CPU_GROUP, exponents,
+                   ch->c + row * ch->c_stride + block * CPU_LANES))
+        return;
+    cpu_chain_group(ch, group, row, 1, block, 1);
+}
+
 static void chain(const struct cpu_chain *ch) {
     for (uint32_t row = 0; row < ch->n_rows; row++)
         for (uint32_t block = 0; block < ch->n_blocks; block++)
-            for (uint32_t g = 0; g < ch->n_groups; g++) {
-                enum cpu_kind kind = ch->kinds[row * (ch->n_k / CPU_GROUP) + g];
-
-                if (kind == CPU_ZERO) continue;
-                if (kind == CPU_WILD ||
-                    !group_fast(ch->w + block * ch->block_stride + g * CPU_PAIRS * ch->pair_stride,
-                                ch->pair_stride, ch->values + row * ch->n_k + g * CPU_GROUP,
-                                ch->exponents + row * (ch->n_k / 2) + g * CPU_PAIRS,
-                                ch->c + row * ch->c_stride + block * CPU_LANES))
-                    cpu_chain_group(ch, g, row, 1, block, 1);
-            }
+            for (uint32_t g = 0; g < ch->n_groups; g++) chain_group(ch, g, row, block);
 }
 
 static void weigh(const float *scores, uint32_t n, float c, float m, uint16_t *out_p) {

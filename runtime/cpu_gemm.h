@@ -32,7 +32,7 @@ enum {
 
 /* What a group of an activation row holds. */
 enum cpu_kind {
-    CPU_ZERO = 0,  /* zeros alone: the step is a no-op */
+    CPU_ZERO = 0,  /* zeros alone: the step is a no-op, but for infinities */
     CPU_PLAIN = 1, /* values below 2^25 */
     CPU_WILD = 2,  /* a larger value, an infinity or a NaN */
 };

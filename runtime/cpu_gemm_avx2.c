@@ -58,6 +58,21 @@ TILE __m256i load_pair(const struct cpu_chain *ch, const uint32_t *w, int k, int
         (const __m256i *)(w + (size_t)b * ch->block_stride + (size_t)k * ch->pair_stride));
 }
 
+/* Zero times each of these is zero. */
+TILE bool tame(const struct cpu_chain *ch, const uint32_t *w, const int n_blocks) {
+    __m256i top = _mm256_setzero_si256();
+
+    UNROLL for (int k = 0; k < CPU_PAIRS; k++) {
+        UNROLL for (int b = 0; b < n_blocks; b++) {
+            __m256i fields = _mm256_and_si256(load_pair(ch, w, k, b), _mm256_set1_epi16(0x7f80));
+
+            top = _mm256_max_epu16(top, fields);
+        }
+    }
+    top = _mm256_subs_epu16(top, _mm256_set1_epi16((short)(CPU_FIELD_MAX << 7)));
+    return _mm256_testz_si256(top, top);
+}
+
 /* Exponents are biased by 254 and stand in the nine upper bits of a word. */
 TILE void tile(const struct cpu_chain *ch, uint32_t row, uint32_t block, const int n_rows,
                const int n_blocks) {
@@ -93,7 +108,7 @@ TILE void tile(const struct cpu_chain *ch, uint32_t row, uint32_t block, const i
         unsigned kind = 0;
 
         UNROLL for (int r = 0; r < n_rows; r++) kind |= kinds[r][g];
-        if (kind == CPU_ZERO) continue;
+        if (kind == CPU_ZERO && tame(ch, w, n_blocks)) continue;
 
         UNROLL for (int i = 0; i < n; i++) e[i] = _mm256_setzero_si256();
         UNROLL for (int k = 0; k < CPU_PAIRS; k++) {
