@@ -47,6 +47,10 @@ void out_put(struct out *o, size_t n_bytes) {
     o->end += n_bytes;
 }
 
+bool out_still(const struct out *o) {
+    return out_used(o) == 0 && o->reserved == 0;
+}
+
 bool out_reserve(struct out *o, uint64_t n_bytes) {
     uint64_t taken = out_used(o) + o->reserved + n_bytes;
 

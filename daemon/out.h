@@ -43,6 +43,9 @@ bool out_ready(const struct out *o);
 uint8_t *out_tail(struct out *o, size_t *out_n_max);
 void out_put(struct out *o, size_t n_bytes);
 
+/* Nothing is to be sent and nothing is on its way from the engine. */
+bool out_still(const struct out *o);
+
 /* Room and credit for n bytes of stream frames: false, and nothing changed, where either lacks. */
 bool out_reserve(struct out *o, uint64_t n_bytes);
 /* Gives back what was reserved, whether or not it was used. */

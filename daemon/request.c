@@ -597,6 +597,20 @@ void request_cancel(struct request_owner *o, struct request *r) {
     }
 }
 
+void request_no_more(struct request_owner *o) {
+    for (uint32_t i = 0; i < o->n_requests;) {
+        struct request *r = o->requests[i];
+
+        if (r->state != COLLECT) {
+            i++;
+            continue;
+        }
+        prompt_free(o->serve, r);
+        owner_remove(o, r);
+        request_free(r);
+    }
+}
+
 void request_drop_all(struct request_owner *o, const struct admit_refusal *tell) {
     while (o->n_requests) {
         struct request *r = o->requests[--o->n_requests];

@@ -91,6 +91,8 @@ int request_prompt(struct request_owner *o, struct request *r, const struct wire
 void request_cancel(struct request_owner *o, struct request *r);
 /* Sends what waited for room, grants what there is credit for. */
 void request_pump(struct request_owner *o);
+/* The client will send nothing more: prompts that are not whole never will be.  They are dropped. */
+void request_no_more(struct request_owner *o);
 /* The connection is going: all its requests are cancelled.  With `tell` each one that the client
  * knows of is told the refusal as its last frame. */
 void request_drop_all(struct request_owner *o, const struct admit_refusal *tell);
