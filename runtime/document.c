@@ -4,10 +4,10 @@
 
 #include "runtime/err.h"
 
-int document_parse(const char *name, const char *text, size_t n_bytes, json_t **out_root,
-                   struct err *e) {
+static int parse(const char *name, const char *text, size_t n_bytes, size_t flags,
+                 json_t **out_root, struct err *e) {
     json_error_t fault;
-    json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &fault);
+    json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | flags, &fault);
 
     if (!root) {
         int code = json_error_code(&fault) == json_error_out_of_memory ? -ENOMEM : -EINVAL;
@@ -21,4 +21,14 @@ int document_parse(const char *name, const char *text, size_t n_bytes, json_t **
     }
     *out_root = root;
     return 0;
+}
+
+int document_parse(const char *name, const char *text, size_t n_bytes, json_t **out_root,
+                   struct err *e) {
+    return parse(name, text, n_bytes, 0, out_root, e);
+}
+
+int document_parse_reals(const char *name, const char *text, size_t n_bytes, json_t **out_root,
+                         struct err *e) {
+    return parse(name, text, n_bytes, JSON_DECODE_INT_AS_REAL, out_root, e);
 }

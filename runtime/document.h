@@ -16,5 +16,9 @@ struct err;
 /* 0 and a new reference; `name` stands before the text of a failure. */
 int document_parse(const char *name, const char *text, size_t n_bytes, json_t **out_root,
                    struct err *e);
+/* The same where integers of any size may stand, all read as reals: for files whose numbers are
+ * not ours to judge (a tokenizer_config.json may say model_max_length 1e30, digit by digit). */
+int document_parse_reals(const char *name, const char *text, size_t n_bytes, json_t **out_root,
+                         struct err *e);
 
 #endif

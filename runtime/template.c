@@ -169,7 +169,7 @@ static int read_texts(const char *folder, char **out_inside, char **out_file, ch
         return err_set(e, -EINVAL, "%s: has a zero byte", path);
     r = read_optional(folder, "tokenizer_config.json", CONFIG_BYTES_MAX, path, &json, &n_bytes, e);
     if (r < 0 || !json) return r;
-    r = document_parse(path, json, n_bytes, &config, e);
+    r = document_parse_reals(path, json, n_bytes, &config, e);
     if (r == 0) r = find_text(config, path, &inside, e);
     if (r < 0) goto out;
     bos = json_string_value(json_object_get(config, "bos_token"));
