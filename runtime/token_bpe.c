@@ -43,7 +43,7 @@ uint32_t token_bpe_find(const struct token *t, const uint8_t *left, size_t n_lef
         const uint8_t *word = t->pool + t->words[id].off;
 
         if (t->words[id].n_bytes == n_left + n_right && memcmp(word, left, n_left) == 0 &&
-            memcmp(word + n_left, right, n_right) == 0)
+            (n_right == 0 || memcmp(word + n_left, right, n_right) == 0))
             return id;
     }
     return TOKEN_NONE;
