@@ -412,7 +412,7 @@ void request_pump(struct request_owner *o) {
         for (uint32_t i = 0; i < o->n_requests; i++) {
             struct request *r = o->requests[(o->turn + i) % o->n_requests];
 
-            if (r->state != LIVE || r->cancelled || r->echo) continue;
+            if (r->state != LIVE || r->echo) continue;
             if (!grant_pump(o, r, &got)) o->starved = true;
         }
     }
