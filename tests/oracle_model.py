@@ -49,7 +49,7 @@ def read_scores(path, config):
                 refuse(f"{path}:{number}: {error!r}")
             n = len(tokens)
             if not 2 <= n <= config.max_position_embeddings:
-                refuse(f"{path}:{number}: {n} tokens, 2 to {config.max_position_embeddings} are meant")
+                refuse(f"{path}:{number}: {n} tokens, not 2 to {config.max_position_embeddings}")
             if any(not 0 <= t < config.vocab_size for t in tokens + (top_ids or [])[1:]):
                 refuse(f"{path}:{number}: a token outside the vocabulary")
             if len(logprobs) != n or (top_ids is not None and len(top_ids) != n):
