@@ -9,7 +9,7 @@
  *
  * Byte-level BPE alone (GPT-2, Llama-3, Qwen2, SmolLM).  Work is near linear in the bytes of the
  * text, whatever they are, and the stack is constant; a single word of n bytes takes 28 n bytes of
- * memory while it is encoded, and NFC, where asked for, 16 n.
+ * memory while it is encoded, and NFC, where asked for, 24 n.
  *
  * As the reference implementation does, a byte that the vocabulary has no token for is left out of
  * the text (SmolLM2 has none for most control characters).  Not as it does: a special token that

@@ -4,8 +4,9 @@
  * Thread: see token.h.
  * Fails:  see token.h.
  *
- * token.c answers, token_json.c fills struct token, token_added.c finds added tokens,
- * token_split.c cuts text into words, token_bpe.c turns a word into ids. */
+ * token.c answers.  token_json.c and token_vocab.c fill struct token from the file.  Then
+ * token_added.c finds added tokens in a text, token_split.c cuts what is between them into words,
+ * token_bpe.c turns a word into ids. */
 #ifndef LLM42D_RUNTIME_TOKEN_IMPL_H
 #define LLM42D_RUNTIME_TOKEN_IMPL_H
 
@@ -101,8 +102,29 @@ struct token_out {
     size_t n_symbols_max; /* of symbols; the heap has room for twice as many */
 };
 
+/* A file on its way into `t`. */
+struct token_reader {
+    struct token *t;
+    const char *name; /* of the file */
+    struct err *e;
+    json_t *vocab, *merges, *added; /* borrowed */
+    struct token_merge *ranked;     /* the merges in the order of the file, for the digest */
+    size_t n_ranked;
+    int16_t bytes[0x144]; /* the byte that a character of the byte-level alphabet stands for */
+};
+
 /* Fills a zeroed `t`; on failure the caller closes it. */
 int token_json_read(struct token *t, const char *name, json_t *root, struct err *e);
+int token_json_malformed(const struct token_reader *rd, const char *what);
+int token_json_no_memory(const struct token_reader *rd);
+/* Refuses a component with an option that is not in the NULL-terminated list. */
+int token_json_check_keys(const struct token_reader *rd, json_t *o, const char *what,
+                          const char *const known[]);
+/* `key` must be the boolean `want`; absent counts as `absent`. */
+int token_json_check_bool(const struct token_reader *rd, const json_t *o, const char *what,
+                          const char *key, bool want, bool absent);
+/* Once nfc is known: texts, words, merges and added tokens. */
+int token_vocab_read(struct token_reader *rd);
 
 /* The end of the word that begins at `off` < n_bytes; text is well-formed UTF-8. */
 size_t token_split_next(enum token_split split, const uint8_t *text, size_t n_bytes, size_t off);

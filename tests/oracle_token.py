@@ -15,6 +15,7 @@ keep to code points assigned in 9.0 (DerivedAge), the version of its NFC.  Class
 among later ones are counted, and are no failure: they were unassigned to one of the two.
 """
 import argparse
+import bz2
 import ctypes
 import glob
 import json
@@ -225,6 +226,33 @@ def classes(comparison, codes):
     return n
 
 
+def normalization(lib):
+    """Every line of Unicode's own NormalizationTest, of the pinned version."""
+    n_lines = n_differences = 0
+    lib.unicode_nfc.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+    libc = ctypes.CDLL(None)
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def nfc(text):
+        out, n = ctypes.c_void_p(), ctypes.c_size_t()
+        data = text.encode()
+        if lib.unicode_nfc(data, len(data), ctypes.byref(out), ctypes.byref(n)) < 0:
+            raise MemoryError
+        got = ctypes.string_at(out.value, n.value).decode() if out.value else text
+        libc.free(out)
+        return got
+
+    with bz2.open("/usr/share/unicode/NormalizationTest.txt.bz2", "rt", encoding="utf-8") as f:
+        for line in f:
+            if not line[0].isalnum() or ";" not in line:
+                continue
+            c = ["".join(chr(int(x, 16)) for x in part.split()) for part in line.split(";")[:5]]
+            n_lines += 1
+            n_differences += ([nfc(x) for x in c] != [c[1], c[1], c[1], c[3], c[3]])
+    print(f"NormalizationTest: {n_lines} lines, {n_differences} differences")
+    return n_differences
+
+
 def main():
     arg = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arg.add_argument("--random", type=int, default=100000)
@@ -245,6 +273,7 @@ def main():
         sources = [(os.path.relpath(f, ROOT), open(f, encoding="utf-8").read()) for f in files]
         if options.gpt2:
             sources.append(("gpt2", gguf_tokenizer(options.gpt2)))
+        failed += normalization(lib)
         for name, json_text in sources:
             c = Comparison(lib, json_text, name)
             rng = random.Random(options.seed)
