@@ -58,8 +58,8 @@ static void add_windows(const struct plan_options *o, const struct plan_seq *seq
         for (uint32_t i = 0; i < n_seqs; i++) {
             const struct plan_seq *s = &seqs[i];
 
-            if (!decodes(s) || !(s->due || (all && s->candidates)) || planned(p, items, i))
-                continue;
+            if (!decodes(s) || planned(p, items, i)) continue;
+            if (!window_due(o, s) && !(all && s->candidates > 0)) continue;
             if (best == n_seqs || s->age > seqs[best].age) best = i;
         }
         if (best == n_seqs) return;
