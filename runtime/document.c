@@ -1,6 +1,7 @@
 #include "runtime/document.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "runtime/err.h"
 

@@ -385,6 +385,8 @@ static void test_texts(void **state) {
         {"a zero in a text", "{\"a\": \"\\u0000\"}"},
         {"an empty object lacks everything", "{}"},
     };
+    /* The JSON reader alone would take this for 4. */
+    static const char zero[] = "{\"num_hidden_layers\": 4\0}";
     struct model m, before;
 
     (void)state;
@@ -397,6 +399,8 @@ static void test_texts(void **state) {
         assert_non_null(strstr(e.text, "config.json"));
         assert_memory_equal(&m, &before, sizeof(m));
     }
+    assert_int_equal(model_parse(zero, sizeof(zero) - 1, NULL, 0, &m, &e), -EINVAL);
+    assert_non_null(strstr(e.text, "zero byte"));
     /* Without an err too. */
     assert_int_equal(model_parse("{}", 2, NULL, 0, &m, NULL), -EINVAL);
 }
