@@ -127,7 +127,7 @@ static void live_remove(struct serve *s, const struct request *r) {
             s->live[i] = s->live[--s->n_live];
             return;
         }
-    ASSERT(!"a live request is in the list");
+    ASSERT(false); /* a live request is in the list */
 }
 
 /* ---- frames ---- */
@@ -267,7 +267,7 @@ static void owner_remove(struct request_owner *o, const struct request *r) {
             o->requests[i] = o->requests[--o->n_requests];
             return;
         }
-    ASSERT(!"a request is in its owner's list");
+    ASSERT(false); /* a request is in its owner's list */
 }
 
 static void prompt_free(struct serve *s, struct request *r) {
