@@ -30,13 +30,16 @@ struct sample_params {
     uint64_t seed;
 };
 
-/* 0, or -EINVAL and the text names the field and what it may be; NaN is refused everywhere. */
+/* 0, or -EINVAL and the text names the field and what it may be; NaN is refused everywhere, and
+ * a top_k above vocab. */
 int sample_check(const struct sample_params *p, uint32_t vocab, struct err *e);
 
-/* The row's logsumexp (SPEC 2.10), and false where it or the largest logit is not finite. */
+/* The row's logsumexp (SPEC 2.10), and false where it or the largest logit is not finite; a NaN
+ * is then the one of SPEC 2.1. */
 bool sample_lse(const float *logits, uint32_t vocab, float *out_lse);
 
-/* The id drawn at `position` (SPEC 2.11).  scratch: vocab times 8 bytes, 8-byte aligned. */
+/* The id drawn at `position` (SPEC 2.11).  scratch: vocab times 8 bytes, 8-byte aligned.  Where
+ * the largest logit, or it over the temperature, is not finite, e has no value: the first id. */
 uint32_t sample_choose(const float *logits, uint32_t vocab, const struct sample_params *p,
                        uint32_t position, void *scratch);
 

@@ -273,30 +273,28 @@ static void test_whole_vocabulary(void **state) {
         }
 }
 
-/* A sum whose order shows: a large value among many small ones. */
-static void test_lse_order(void **state) {
-    float lse, other;
+/* What has no logsumexp. */
+static void test_lse_not_finite(void **state) {
+    static const struct {
+        const char *why;
+        float all, one;
+        bool finite;
+    } cases[] = {
+        {"a number", 0.0f, 1.0f, true},
+        {"infinity", 0.0f, INFINITY, false},
+        {"no number", 0.0f, NAN, false},
+        {"nothing possible", -INFINITY, -INFINITY, false},
+        {"past the range of a logit in base 2", 0.0f, 0x1.8p127f, false},
+    };
+    float lse;
 
     (void)state;
-    for (uint32_t i = 0; i < 2048; i++) logits[i] = i % 7 == 3 ? 0.0f : -9.0f - (float)(i % 5);
-    assert_true(sample_lse(logits, 2048, &lse));
-    assert_int_equal(num_bits(lse), num_bits(ref_lse(logits, 2048)));
-    for (uint32_t i = 0; i < 1024; i++) {
-        float swap = logits[i];
-
-        logits[i] = logits[2047 - i];
-        logits[2047 - i] = swap;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (uint32_t j = 0; j < 200; j++) logits[j] = cases[i].all;
+        logits[177] = cases[i].one;
+        if (sample_lse(logits, 200, &lse) != cases[i].finite) fail_msg("%s", cases[i].why);
+        if (isnan(lse)) assert_int_equal(num_bits(lse), 0x7fffffff);
     }
-    assert_true(sample_lse(logits, 2048, &other));
-    assert_true(fabsf(other - lse) < 1e-5f);
-
-    logits[77] = INFINITY;
-    assert_false(sample_lse(logits, 2048, &lse));
-    logits[77] = NAN;
-    assert_false(sample_lse(logits, 2048, &lse));
-    assert_int_equal(num_bits(lse), 0x7fffffff);
-    for (uint32_t i = 0; i < 200; i++) logits[i] = -INFINITY;
-    assert_false(sample_lse(logits, 200, &lse));
 }
 
 /* Rows that have no meaning: within bounds, and twice the same. */
@@ -473,6 +471,45 @@ static void test_seeds(void **state) {
     assert_int_not_equal(sample_choose(logits, 2048, &p, 5, scratch), last);
 }
 
+/* Two ids whose E / e are the same bits: the lower one is drawn, whichever is first. */
+static void test_equal_times(void **state) {
+    /* Found by trying seeds at position 0. */
+    static const struct {
+        float second;
+        uint64_t seed;
+    } cases[] = {{0.0f, 3771955}, {0.0f, 5591968}, {1.0f, 9529835}, {1.0f, 29940262}};
+
+    (void)state;
+    logits[0] = 0.0f;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct sample_params p = {1.0f, 1.0f, 0.0f, 0, cases[i].seed};
+        float lower = num_exponential(num_random(p.seed, 0, 0));
+
+        logits[1] = cases[i].second;
+        lower = lower / num_exp2(-logits[1] * NUM_LOG2E);
+        assert_true(lower == num_exponential(num_random(p.seed, 0, 1)));
+        assert_int_equal(sample_choose(logits, 2, &p, 0, scratch), 0);
+    }
+}
+
+/* Weights 2^40, 2^40 - 2^16 and 2^16 + 1: half of them is half a unit above the first, so the
+ * second is kept, and would not be if t were rounded down. */
+static void test_top_p_ceiling(void **state) {
+    struct sample_params p = {1.0f, 0.5f, 0.0f, 0, 0};
+    uint32_t counts[3] = {0};
+
+    (void)state;
+    logits[0] = 0.0f;
+    logits[1] = -0x1p-24f;
+    logits[2] = -16.6f;
+    while (num_exp2(logits[1] * NUM_LOG2E) != 0x1.fffffep-1f) logits[1] *= 1.01f;
+    while (num_exp2(logits[2] * NUM_LOG2E) * 0x1p40f >= 65538.0f)
+        logits[2] = nextafterf(logits[2], -20.0f);
+    assert_true(floorf(num_exp2(logits[2] * NUM_LOG2E) * 0x1p40f) == 65537.0f);
+    for (; p.seed < 100; p.seed++) counts[sample_choose(logits, 3, &p, 0, scratch)]++;
+    assert_true(counts[0] > 20 && counts[1] > 20 && counts[2] == 0);
+}
+
 /* What the race of sample.c relies on to leave ids out (a part of the words here; all of them
  * hold): E is above 2^-33, and above 2^-32 times the word. */
 static void test_bound(void **state) {
@@ -486,10 +523,11 @@ static void test_bound(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_whole_vocabulary),
-        cmocka_unit_test(test_lse_order),    cmocka_unit_test(test_no_number),
-        cmocka_unit_test(test_check),        cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_distribution), cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_whole_vocabulary),
+        cmocka_unit_test(test_lse_not_finite), cmocka_unit_test(test_no_number),
+        cmocka_unit_test(test_check),          cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_distribution),   cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_equal_times),    cmocka_unit_test(test_top_p_ceiling),
         cmocka_unit_test(test_bound),
     };
     int r = cmocka_run_group_tests(tests, NULL, NULL);
