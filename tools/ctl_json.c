@@ -1,0 +1,260 @@
+/* JSON of replies. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/ctl.h"
+
+float ctl_float(uint32_t bits) {
+    float value;
+
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+json_t *ctl_json_float(float value) {
+    char text[32];
+
+    if (!isfinite(value)) return json_null();
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+json_t *ctl_json_bits(uint32_t bits) {
+    char text[9];
+
+    snprintf(text, sizeof(text), "%08x", bits);
+    return json_string(text);
+}
+
+json_t *ctl_json_hex(const uint8_t *bytes, size_t n_bytes) {
+    static const char digits[] = "0123456789abcdef";
+    char *text = malloc(2 * n_bytes + 1);
+    json_t *j;
+
+    if (!text) return NULL;
+    for (size_t i = 0; i < n_bytes; i++) {
+        text[2 * i] = digits[bytes[i] >> 4];
+        text[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    j = json_stringn(text, 2 * n_bytes);
+    free(text);
+    return j;
+}
+
+json_t *ctl_json_u64(uint64_t value) {
+    char text[24];
+
+    if (value <= INT64_MAX) return json_integer((json_int_t)value);
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
+    return json_string(text);
+}
+
+/* Bytes of the UTF-8 character at p, 0 where there is none. */
+static size_t utf8(const uint8_t *p, size_t n) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t n_char = p[0] < 0x80             ? 1
+                    : (p[0] & 0xe0) == 0xc0 ? 2
+                    : (p[0] & 0xf0) == 0xe0 ? 3
+                    : (p[0] & 0xf8) == 0xf0 ? 4
+                                            : 0;
+    uint32_t code = n_char ? p[0] & (0xffu >> (n_char == 1 ? 1 : n_char + 1)) : 0;
+
+    if (n_char == 0 || n_char > n) return 0;
+    for (size_t i = 1; i < n_char; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (p[i] & 0x3f);
+    }
+    if (code < least[n_char] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return 0;
+    return n_char;
+}
+
+json_t *ctl_json_text(const void *bytes, size_t n_bytes) {
+    const uint8_t *p = bytes;
+    char *text = malloc(3 * n_bytes + 1);
+    size_t n = 0, n_char;
+    json_t *j;
+
+    if (!text) return NULL;
+    for (size_t i = 0; i < n_bytes; i += n_char) {
+        n_char = utf8(p + i, n_bytes - i);
+        memcpy(text + n, n_char ? (const char *)p + i : "\xef\xbf\xbd", n_char ? n_char : 3);
+        n += n_char ? n_char : 3;
+        if (n_char == 0) n_char = 1;
+    }
+    j = json_stringn(text, n);
+    free(text);
+    return j;
+}
+
+void ctl_json_print(json_t *object) {
+    char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9) | JSON_ENCODE_ANY);
+
+    if (text) puts(text);
+    free(text);
+    json_decref(object);
+}
+
+static void set(json_t *object, const char *key, json_t *value) {
+    json_object_set_new(object, key, value ? value : json_null());
+}
+
+json_t *ctl_json_error(const struct wire_error *e) {
+    json_t *j = json_object();
+
+    set(j, "code", json_string(wire_code_name(e->code)));
+    set(j, "class", json_string(wire_class_name(e->class)));
+    set(j, "field", e->field == WIRE_F_NONE ? json_null() : json_string(wire_field_name(e->field)));
+    set(j, "text", ctl_json_text(e->text, e->n_text));
+    if (e->retry_100ms) set(j, "retry_ms", json_integer(100 * (json_int_t)e->retry_100ms));
+    return j;
+}
+
+static json_t *parameters(const struct receipt *t) {
+    const struct wire_submit *s = &t->submit;
+    json_t *j = json_object(), *ids = json_array(), *strings = json_array();
+
+    for (uint32_t i = 0; i < s->n_stop_ids; i++)
+        json_array_append_new(ids, json_integer(s->stop_ids[i]));
+    for (uint32_t i = 0; i < s->n_stop_strings; i++)
+        json_array_append_new(strings,
+                              ctl_json_text(s->stop_strings[i].bytes, s->stop_strings[i].n_bytes));
+    set(j, "deterministic", json_boolean(s->flags & WIRE_SUBMIT_DETERMINISTIC));
+    set(j, "max_tokens", json_integer(s->max_tokens));
+    set(j, "temperature", ctl_json_float(s->temperature));
+    set(j, "top_k", json_integer(s->top_k));
+    set(j, "top_p", ctl_json_float(s->top_p));
+    set(j, "min_p", ctl_json_float(s->min_p));
+    set(j, "seed", ctl_json_u64(s->seed));
+    set(j, "stop", strings);
+    set(j, "stop_ids", ids);
+    set(j, "stop_ids_in_force", json_integer(t->ack.n_stop_ids));
+    set(j, "ignore_eos", json_boolean(s->flags & WIRE_SUBMIT_IGNORE_EOS));
+    set(j, "special", json_boolean(s->flags & WIRE_SUBMIT_SPECIAL));
+    set(j, "raw", json_boolean(s->flags & WIRE_SUBMIT_RAW));
+    set(j, "logprobs", json_integer(receipt_n_top(t)));
+    set(j, "policy", json_string(wire_policy_name(t->ack.policy)));
+    set(j, "window", json_integer(t->ack.window));
+    return j;
+}
+
+static json_t *determinism(const struct receipt *t) {
+    const struct wire_done *d = &t->end;
+    json_t *j = json_object();
+
+    set(j, "requested", json_boolean(t->submit.flags & WIRE_SUBMIT_DETERMINISTIC));
+    set(j, "digest", ctl_json_hex(d->digest, WIRE_DIGEST_BYTES));
+    set(j, "fingerprint", ctl_json_hex(d->fingerprint, WIRE_DIGEST_BYTES));
+    set(j, "certified_tokens", json_integer(d->certified));
+    set(j, "verify_passes", json_integer(d->verify_passes));
+    set(j, "rollbacks", json_integer(d->rollbacks));
+    set(j, "recomputed_tokens", json_integer(d->recomputed));
+    return j;
+}
+
+static json_t *usage(const struct wire_done *d) {
+    json_t *j = json_object();
+
+    set(j, "prompt_tokens", json_integer(d->n_prompt));
+    set(j, "completion_tokens", json_integer(d->n_output));
+    set(j, "cached_tokens", json_integer(d->n_cached));
+    return j;
+}
+
+static json_t *timings(const struct wire_done *d) {
+    json_t *j = json_object();
+
+    set(j, "queue_us", ctl_json_u64(d->queue_us));
+    set(j, "prefill_us", ctl_json_u64(d->prefill_us));
+    set(j, "decode_us", ctl_json_u64(d->decode_us));
+    set(j, "total_us", ctl_json_u64(d->total_us));
+    return j;
+}
+
+static json_t *top(const struct receipt *t, size_t token) {
+    json_t *j = json_array();
+
+    for (uint32_t place = 1; place <= receipt_n_top(t); place++) {
+        struct wire_logprob p = receipt_at(t, token, place);
+        json_t *one = json_object();
+
+        set(one, "id", json_integer(p.id));
+        set(one, "logprob", ctl_json_float(ctl_float(p.bits)));
+        set(one, "bits", ctl_json_bits(p.bits));
+        json_array_append_new(j, one);
+    }
+    return j;
+}
+
+static json_t *failed(const struct receipt *t) {
+    json_t *j = json_object();
+
+    set(j, "error", t->failed ? ctl_json_error(&t->error) : json_string("not finished"));
+    return j;
+}
+
+json_t *ctl_json_job(const struct ctl_job *job) {
+    const struct receipt *t = &job->receipt;
+    json_t *j, *ids = json_array(), *logprobs = json_array(), *bits = json_array(),
+               *tops = json_array();
+
+    if (!t->done) {
+        json_decref(ids), json_decref(logprobs), json_decref(bits), json_decref(tops);
+        return failed(t);
+    }
+    for (size_t i = 0; i < t->ids.n; i++) {
+        struct wire_logprob p = receipt_at(t, i, 0);
+
+        json_array_append_new(ids, json_integer(t->ids.values[i]));
+        json_array_append_new(logprobs, ctl_json_float(ctl_float(p.bits)));
+        json_array_append_new(bits, ctl_json_bits(p.bits));
+        if (receipt_n_top(t)) json_array_append_new(tops, top(t, i));
+    }
+    j = json_object();
+    set(j, "text", ctl_json_text(t->text.bytes, t->text.n));
+    set(j, "tokens", ids);
+    set(j, "logprobs", logprobs);
+    set(j, "logprob_bits", bits);
+    if (receipt_n_top(t))
+        set(j, "top_logprobs", tops);
+    else
+        json_decref(tops);
+    set(j, "finish_reason", json_string(wire_finish_name(t->end.finish)));
+    set(j, "seed", ctl_json_u64(t->submit.seed));
+    set(j, "parameters", parameters(t));
+    set(j, "usage", usage(&t->end));
+    set(j, "determinism", determinism(t));
+    set(j, "timings", timings(&t->end));
+    set(j, "model", ctl_json_text(t->model, strlen(t->model)));
+    return j;
+}
+
+json_t *ctl_json_score(const struct ctl_job *job) {
+    const struct receipt *t = &job->receipt;
+    json_t *j, *ids, *logprobs, *bits, *tops;
+
+    if (!t->done) return failed(t);
+    ids = json_array(), logprobs = json_array(), bits = json_array(), tops = json_array();
+    for (size_t i = 0; i < t->prompt.n; i++) {
+        struct wire_logprob p = i > 0 ? receipt_prompt_at(t, i, 0) : (struct wire_logprob){0};
+
+        json_array_append_new(ids, json_integer(t->prompt.values[i]));
+        json_array_append_new(logprobs, i ? ctl_json_float(ctl_float(p.bits)) : json_null());
+        json_array_append_new(bits, i ? ctl_json_bits(p.bits) : json_null());
+        json_array_append_new(tops, i ? json_integer(receipt_prompt_at(t, i, 1).id) : json_null());
+    }
+    j = json_object();
+    set(j, "tokens", ids);
+    set(j, "logprobs", logprobs);
+    set(j, "logprob_bits", bits);
+    set(j, "top_ids", tops);
+    set(j, "digest", ctl_json_hex(t->end.digest, WIRE_DIGEST_BYTES));
+    set(j, "fingerprint", ctl_json_hex(t->end.fingerprint, WIRE_DIGEST_BYTES));
+    set(j, "usage", usage(&t->end));
+    set(j, "timings", timings(&t->end));
+    return j;
+}
