@@ -8,8 +8,11 @@
 static int parse(const char *name, const char *text, size_t n_bytes, size_t flags,
                  json_t **out_root, struct err *e) {
     json_error_t fault;
-    json_t *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | flags, &fault);
+    json_t *root;
 
+    /* jansson 2.14 passes over one that follows a number. */
+    if (n_bytes && memchr(text, 0, n_bytes)) return err_set(e, -EINVAL, "%s: a zero byte", name);
+    root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | flags, &fault);
     if (!root) {
         int code = json_error_code(&fault) == json_error_out_of_memory ? -ENOMEM : -EINVAL;
 
