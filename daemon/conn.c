@@ -111,7 +111,7 @@ int conn_fd(const struct conn *c) {
 /* The connection is at fault, or has to go: one ERROR, then no frame is taken any more. */
 static void fatal(struct conn *c, const struct admit_refusal *f, uint64_t now_ms) {
     if (c->state >= CLOSING) return;
-    log_line(LOG_INFO, "conn %" PRIu64 ": %s: %s; closing", c->owner.number,
+    log_line(LOG_AT_INFO, "conn %" PRIu64 ": %s: %s; closing", c->owner.number,
              wire_code_name(f->code), f->text);
     request_drop_all(&c->owner, NULL);
     free(c->answer.bytes);
@@ -226,7 +226,7 @@ static void on_hello(struct conn *c, const struct wire_frame *f, uint64_t now_ms
     p = out_tail(&c->owner.out, &n_max);
     out_put(&c->owner.out, wire_write_hello_ok(p, n_max, &ok));
     c->state = OPEN;
-    log_line(LOG_DEBUG, "conn %" PRIu64 ": %s, payload %u, credit %" PRIu64, c->owner.number,
+    log_line(LOG_AT_DEBUG, "conn %" PRIu64 ": %s, payload %u, credit %" PRIu64, c->owner.number,
              c->name[0] ? c->name : "no name", c->owner.payload_max, c->owner.out.credit);
 }
 
@@ -473,7 +473,7 @@ static void on_admin_cancel(struct conn *c, const struct wire_frame *f, uint64_t
     if (wire_read_u64(f, &server_id) < 0) {
         fatal_text(c, now_ms, WIRE_E_FRAME, WIRE_F_NONE, "ADMIN_CANCEL has 8 bytes");
     } else if (serve_cancel(c->serve, server_id)) {
-        log_line(LOG_INFO, "request %" PRIu64 ": cancelled by uid %u", server_id,
+        log_line(LOG_AT_INFO, "request %" PRIu64 ": cancelled by uid %u", server_id,
                  (unsigned)c->owner.uid);
         p = out_tail(&c->owner.out, &n_max);
         out_put(&c->owner.out, wire_write(p, n_max, WIRE_ADMIN_OK, f->request, NULL, 0));

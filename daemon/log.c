@@ -21,7 +21,7 @@
 static const int priorities[] = {3, 4, 6, 7};
 
 /* The level may change while both threads log. */
-static atomic_int level_max = LOG_INFO;
+static atomic_int level_max = LOG_AT_INFO;
 static bool to_journal, on_terminal;
 
 void log_open(enum log_level level) {
@@ -71,7 +71,7 @@ void log_started(const char *model, const char *fingerprint, const char *device)
         sd_journal_send("MESSAGE=serving %s, fingerprint %s, on %s", model, fingerprint, device,
                         "PRIORITY=6", ID_STARTED, "LLM42_MODEL=%s", model, "LLM42_FINGERPRINT=%s",
                         fingerprint, NULL) < 0)
-        log_line(LOG_INFO, "serving %s, fingerprint %s, on %s", model, fingerprint, device);
+        log_line(LOG_AT_INFO, "serving %s, fingerprint %s, on %s", model, fingerprint, device);
 }
 
 void log_request_end(const struct log_request *r) {
@@ -96,7 +96,7 @@ void log_request_end(const struct log_request *r) {
                         r->server_id, "LLM42_UID=%u", (unsigned)r->uid, "LLM42_FINISH=%s",
                         r->finish, "LLM42_FINGERPRINT=%s", fingerprint, "LLM42_DIGEST=%s", digest,
                         NULL) < 0)
-        to_stderr(LOG_INFO, text);
+        to_stderr(LOG_AT_INFO, text);
 }
 
 void log_prompt(uint64_t server_id, const char *text, uint32_t n_bytes) {
@@ -120,5 +120,5 @@ void log_prompt(uint64_t server_id, const char *text, uint32_t n_bytes) {
     if (!to_journal ||
         sd_journal_send("MESSAGE=request %" PRIu64 ": prompt %s", server_id, line, "PRIORITY=6",
                         "LLM42_REQUEST=%" PRIu64, server_id, "LLM42_PROMPT=%s", line, NULL) < 0)
-        log_line(LOG_INFO, "request %" PRIu64 ": prompt %s", server_id, line);
+        log_line(LOG_AT_INFO, "request %" PRIu64 ": prompt %s", server_id, line);
 }

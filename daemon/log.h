@@ -14,7 +14,7 @@
 
 enum { LOG_LINE_BYTES_MAX = 2048, LOG_PROMPT_BYTES_MAX = 1024 };
 
-enum log_level { LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG }; /* as config_level */
+enum log_level { LOG_AT_ERROR, LOG_AT_WARNING, LOG_AT_INFO, LOG_AT_DEBUG }; /* as config_level */
 
 /* What a finished request leaves in the log, always. */
 struct log_request {

@@ -141,7 +141,7 @@ static int watch(struct loop *l, int fd, uint32_t events, void *what) {
 }
 
 static void conn_drop(struct loop *l, uint32_t i) {
-    log_line(LOG_DEBUG, "a connection is over; %u are left", l->n_conns - 1);
+    log_line(LOG_AT_DEBUG, "a connection is over; %u are left", l->n_conns - 1);
     conn_close(l->conns[i]); /* epoll forgets the descriptor with it */
     l->conns[i] = l->conns[--l->n_conns];
     l->wants[i] = l->wants[l->n_conns];
@@ -172,7 +172,7 @@ static void peer_log(uint64_t number, enum conn_kind kind, const struct listen_p
 
     for (uint32_t i = 0; i < p->n_groups && n < sizeof(groups) - 16; i++)
         n += (size_t)snprintf(groups + n, sizeof(groups) - n, "%s%u", i ? "," : "", p->groups[i]);
-    log_line(LOG_INFO, "conn %" PRIu64 ": %s, uid %u gid %u pid %d groups %s", number,
+    log_line(LOG_AT_INFO, "conn %" PRIu64 ": %s, uid %u gid %u pid %d groups %s", number,
              kind == CONN_ADMIN ? "admin" : "data", (unsigned)p->uid, (unsigned)p->gid, (int)p->pid,
              n ? groups : "-");
 }
@@ -192,7 +192,7 @@ static void turn_away(struct loop *l, int fd, uint64_t ms) {
     }
     (void)close(fd);
     if (told_ms == 0 || ms - told_ms > 10000) {
-        log_line(LOG_WARNING, "%s are open; others are turned away", f.text);
+        log_line(LOG_AT_WARNING, "%s are open; others are turned away", f.text);
         told_ms = ms;
     }
 }
@@ -206,7 +206,7 @@ static void accept_some(struct loop *l, enum conn_kind kind, uint64_t ms) {
         if (fd == -EAGAIN) return;
         if (fd == -ECONNABORTED || fd == -EINTR) continue;
         if (fd < 0) {
-            log_line(LOG_WARNING, "accept: %s; none is taken for %d ms", strerror(-fd),
+            log_line(LOG_AT_WARNING, "accept: %s; none is taken for %d ms", strerror(-fd),
                      (int)ACCEPT_PAUSE_MS);
             l->accept_ms = ms + ACCEPT_PAUSE_MS;
             return;
@@ -217,7 +217,7 @@ static void accept_some(struct loop *l, enum conn_kind kind, uint64_t ms) {
         }
         peer_log(++l->n_accepted, kind, &peer);
         if (conn_open(&l->serve, fd, kind, &peer, l->n_accepted, ms, &c) < 0) {
-            log_line(LOG_WARNING, "conn %" PRIu64 ": no memory for it; closed", l->n_accepted);
+            log_line(LOG_AT_WARNING, "conn %" PRIu64 ": no memory for it; closed", l->n_accepted);
             continue;
         }
         l->conns[l->n_conns] = c;
@@ -241,7 +241,7 @@ static void listening(struct loop *l, enum conn_kind kind, bool on) {
 /* ---- phases ---- */
 
 static void drain_begin(struct loop *l, uint64_t ms) {
-    log_line(LOG_INFO, "stopping: %u requests are live, %u ms for them", l->serve.n_live,
+    log_line(LOG_AT_INFO, "stopping: %u requests are live, %u ms for them", l->serve.n_live,
              l->config->drain_timeout_ms);
     notify_stopping();
     l->phase = DRAINING;
@@ -256,7 +256,8 @@ static void drain_begin(struct loop *l, uint64_t ms) {
 }
 
 static void end_begin(struct loop *l, uint16_t code, const char *text, uint64_t ms) {
-    if (l->serve.n_live) log_line(LOG_WARNING, "%u requests are ended: %s", l->serve.n_live, text);
+    if (l->serve.n_live)
+        log_line(LOG_AT_WARNING, "%u requests are ended: %s", l->serve.n_live, text);
     l->phase = ENDING;
     l->deadline_ms = ms + (l->at_once ? 0 : FLUSH_MS);
     for (int k = 0; k < LISTEN_KINDS; k++) listening(l, (enum conn_kind)k, false);
@@ -272,7 +273,7 @@ static void take_signal(struct loop *l, uint64_t ms) {
         } else if (l->phase == SERVING) {
             drain_begin(l, ms);
         } else {
-            log_line(LOG_WARNING, "stopping at once");
+            log_line(LOG_AT_WARNING, "stopping at once");
             l->at_once = true;
             if (l->phase == DRAINING) end_begin(l, WIRE_E_DRAINING, "the server stops at once", ms);
             l->deadline_ms = ms;
@@ -328,7 +329,7 @@ static void take_lost(struct loop *l, uint64_t ms) {
     uint64_t n;
 
     if (read(l->lost, &n, sizeof(n)) < 0 || l->serve.lost) return;
-    log_line(LOG_ERROR, "the device is lost; every request fails and the daemon ends");
+    log_line(LOG_AT_ERROR, "the device is lost; every request fails and the daemon ends");
     serve_events(&l->serve);
     l->serve.lost = true;
     end_begin(l, WIRE_E_DEVICE, "the device is lost", ms);

@@ -83,7 +83,7 @@ static void *loading_main(void *arg) {
             notify_extend((uint64_t)LOADING_EXTEND_MS * 3000);
         if (n <= 0 || !fds[1].revents || read(w->signals, &s, sizeof(s)) < 0) continue;
         if (s.ssi_signo == SIGHUP) continue;
-        log_line(LOG_INFO, "stopped while loading");
+        log_line(LOG_AT_INFO, "stopped while loading");
         listen_unlink();
         _exit(EXIT_CLEAN);
     }
@@ -165,7 +165,7 @@ static int settings_load(const struct options *o, struct config *c, struct confi
     for (char *line = text, *end; n && !o->check && !o->print && (end = strchr(line, '\n'));
          line = end + 1) {
         *end = '\0';
-        log_line(LOG_ERROR, "%s", line);
+        log_line(LOG_AT_ERROR, "%s", line);
     }
     free(text);
     return n ? -EINVAL : 0;
@@ -204,10 +204,10 @@ static void on_reload(void *user) {
     notify_reloading();
     if (settings_load(s->options, &c, NULL) == 0) {
         log_level_set((enum log_level)c.level);
-        log_line(LOG_INFO, "reloaded: log.level; every other setting needs a restart");
+        log_line(LOG_AT_INFO, "reloaded: log.level; every other setting needs a restart");
         config_free(&c);
     } else {
-        log_line(LOG_WARNING, "not reloaded: the settings have errors");
+        log_line(LOG_AT_WARNING, "not reloaded: the settings have errors");
     }
     notify_reloaded();
 }
@@ -222,7 +222,7 @@ static void descriptors_raise(const struct config *c) {
     if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur >= want) return;
     l.rlim_cur = l.rlim_max < want ? l.rlim_max : want;
     if (setrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur < want)
-        log_line(LOG_WARNING, "%u descriptors may not be enough for server.max_connections=%u",
+        log_line(LOG_AT_WARNING, "%u descriptors may not be enough for server.max_connections=%u",
                  (unsigned)l.rlim_cur, c->max_connections);
 }
 
@@ -290,13 +290,13 @@ static int serve(const struct options *o, const struct config *c, struct listen 
     int r = load(c, &engine, &e);
 
     if (r < 0) {
-        log_line(LOG_ERROR, "%s; not started", e.text[0] ? e.text : strerror(-r));
+        log_line(LOG_AT_ERROR, "%s; not started", e.text[0] ? e.text : strerror(-r));
         return exit_code_of_start(r);
     }
     struct service service = {.options = o, .facts = engine_facts_get(engine)};
     hooks.user = &service;
     r = loop_run(c, engine, l, &hooks, &end, &e);
-    if (r < 0) log_line(LOG_ERROR, "%s; not started", e.text);
+    if (r < 0) log_line(LOG_AT_ERROR, "%s; not started", e.text);
     if (end == LOOP_AT_ONCE) {
         /* Its thread is in a step; nothing of the engine may go before it does. */
         listen_unlink();
@@ -304,7 +304,7 @@ static int serve(const struct options *o, const struct config *c, struct listen 
     }
     if (end == LOOP_DRAINED) engine_close(engine);
     if (r < 0) return EXIT_UNEXPECTED;
-    log_line(LOG_INFO, "stopped");
+    log_line(LOG_AT_INFO, "stopped");
     return end == LOOP_LOST ? EXIT_LOST : EXIT_CLEAN;
 }
 
@@ -317,10 +317,10 @@ int main(int argc, char **argv) {
     int r;
 
     if (options_read(argc, argv, &options) < 0) return EXIT_USAGE;
-    log_open(LOG_INFO);
+    log_open(LOG_AT_INFO);
     if (settings_load(&options, &c, &origin) < 0) return EXIT_CONFIG;
     if (c.device == CONFIG_DEVICE_CUDA) {
-        log_line(LOG_ERROR, "engine.device=cuda: this build has no CUDA device; use cpu");
+        log_line(LOG_AT_ERROR, "engine.device=cuda: this build has no CUDA device; use cpu");
         config_origin_free(origin);
         config_free(&c);
         return EXIT_DEVICE;
@@ -334,7 +334,7 @@ int main(int argc, char **argv) {
     descriptors_raise(&c);
     r = listen_open(c.socket, c.admin_socket, c.socket_mode, &l, &e);
     if (r < 0) {
-        log_line(LOG_ERROR, "%s; not started", e.text);
+        log_line(LOG_AT_ERROR, "%s; not started", e.text);
         config_free(&c);
         return r == -EADDRINUSE ? EXIT_ALIVE : exit_code_of_start(r);
     }

@@ -858,8 +858,8 @@ static void test_no_credit_ends(void **state) {
 static void test_never_reads(void **state) {
     struct side *s = side_open(CONN_DATA);
     struct side *other = side_open(CONN_DATA);
-    uint8_t bytes[80];
-    size_t n = wire_write(bytes, sizeof(bytes), WIRE_PING, 1, bytes, 64);
+    uint8_t bytes[80], data[64] = {0};
+    size_t n = wire_write(bytes, sizeof(bytes), WIRE_PING, 1, data, sizeof(data));
     int size = 4096;
     bool full = false;
 
