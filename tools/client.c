@@ -420,6 +420,9 @@ static int take_done(struct llm42 *c, struct slot *s, const struct wire_frame *f
     if (wire_read_done(f, d) != 0) return broken(c, "malformed DONE");
     if (d->finish < WIRE_FINISH_STOP || d->finish > WIRE_FINISH_DEADLINE)
         return broken(c, "DONE with finish reason %u", d->finish);
+    /* A request may be cancelled before its prompt is whole. */
+    if (!s->accepted && d->finish != WIRE_FINISH_CANCELLED)
+        return broken(c, "DONE before ACCEPTED");
     if (d->n_output != s->n_tokens)
         return broken(c, "DONE after %u tokens, %u came", d->n_output, s->n_tokens);
     if (s->logprobs && s->n_logprobs != s->n_tokens)
@@ -513,11 +516,11 @@ static int take_frame(struct llm42 *c, const struct wire_frame *f, struct llm42_
     if (f->type == WIRE_PROMPT_IDS) return take_part(c, s, f, out, SLOT_SUBMIT, LLM42_PROMPT_IDS);
     if (s->kind != SLOT_SUBMIT) return take_other(c, s, f, out);
     if (f->type == WIRE_ACCEPTED) return take_accepted(c, s, f, out);
+    if (f->type == WIRE_DONE) return take_done(c, s, f, out);
     if (!s->accepted) return broken(c, "%s before ACCEPTED", wire_type_name(f->type));
     if (f->type == WIRE_TOKENS) return take_tokens(c, s, f, out);
     if (f->type == WIRE_LOGPROBS || f->type == WIRE_PROMPT_LOGPROBS)
         return take_logprobs(c, s, f, out);
-    if (f->type == WIRE_DONE) return take_done(c, s, f, out);
     return take_other(c, s, f, out);
 }
 

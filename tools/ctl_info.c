@@ -6,6 +6,8 @@
 
 #include "tools/ctl.h"
 
+enum { STEP_AGE_US_MAX = 60000000 }; /* of a daemon that gets on; its watchdog has the same */
+
 /* ---- INFO ---- */
 
 static void value(const json_t *v) {
@@ -178,10 +180,13 @@ int ctl_health(struct ctl *c) {
     r = ping_once(c, io, 42);
     if (r == CTL_OK) r = ask_info(c, io, WIRE_INFO_STATUS, &j);
     if (r == CTL_OK) {
-        /* A daemon that knows of itself that it does not get on says so here. */
-        const json_t *healthy = json_object_get(j, "healthy");
+        const char *state = json_string_value(json_object_get(j, "state"));
+        json_int_t n_running = json_integer_value(json_object_get(j, "running"));
+        json_int_t age_us = json_integer_value(json_object_get(j, "last_step_age_us"));
 
-        if (json_is_false(healthy)) r = CTL_FAILED;
+        /* Answering is not enough: with work at hand there must be steps. */
+        if (!state || strcmp(state, "lost") == 0 || (n_running > 0 && age_us > STEP_AGE_US_MAX))
+            r = CTL_FAILED;
         if (c->json)
             ctl_json_print(json_incref(j));
         else
