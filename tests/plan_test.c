@@ -1,0 +1,227 @@
+/* Who is in a step, on which schedule, within which rows. */
+#include "runtime/plan.h"
+
+#include <string.h>
+
+#include "tests/unit.h"
+
+enum { N_MAX = 64 };
+
+static const struct plan_options tuned = {PLAN_TUNED, 8, 2, 32, false};
+
+static struct plan_seq decoding(bool deterministic, uint32_t candidates, bool due, uint32_t age) {
+    return (struct plan_seq){.ready = true,
+                             .deterministic = deterministic,
+                             .due = due,
+                             .candidates = candidates,
+                             .prompt_rows_max = UINT32_MAX,
+                             .age = age};
+}
+
+static struct plan_seq prefilling(uint32_t left) {
+    struct plan_seq s = decoding(true, 0, false, 0);
+
+    s.prompt_left = left;
+    return s;
+}
+
+static const struct plan_item *of(const struct plan *p, const struct plan_item *items,
+                                  uint32_t seq) {
+    for (uint32_t i = 0; i < p->n_items; i++)
+        if (items[i].seq == seq) return &items[i];
+    return NULL;
+}
+
+static void test_nothing(void **state) {
+    struct plan_item items[N_MAX];
+    struct plan_seq paused = decoding(true, 3, true, 0);
+
+    (void)state;
+    paused.ready = false;
+    assert_int_equal(plan_make(&tuned, NULL, 0, items).n_items, 0);
+    assert_int_equal(plan_make(&tuned, &paused, 1, items).n_items, 0);
+}
+
+static void test_decode_alone_may_be_tuned(void **state) {
+    struct plan_seq seqs[] = {decoding(true, 2, false, 0), decoding(false, 0, false, 0)};
+    struct plan_options canonical = tuned;
+    struct plan_item items[N_MAX];
+    struct plan p = plan_make(&tuned, seqs, 2, items);
+
+    (void)state;
+    assert_false(p.canonical);
+    assert_int_equal(p.n_rows, 2);
+    canonical.policy = PLAN_CANONICAL;
+    seqs[0].candidates = 0;
+    p = plan_make(&canonical, seqs, 2, items);
+    assert_true(p.canonical);
+    assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
+}
+
+static void test_prefill_makes_it_canonical(void **state) {
+    struct plan_seq seqs[] = {decoding(true, 2, false, 0), prefilling(100)};
+    struct plan_item items[N_MAX];
+    struct plan p = plan_make(&tuned, seqs, 2, items);
+
+    (void)state;
+    assert_true(p.canonical);
+    assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
+    assert_int_equal(of(&p, items, 1)->n_rows, 31); /* what decode left of 32 */
+}
+
+/* However many decode, a prompt moves on; and its rows for logprobs are bounded. */
+static void test_prefill_room(void **state) {
+    struct plan_seq seqs[N_MAX];
+    struct plan_item items[N_MAX];
+    struct plan p;
+
+    (void)state;
+    for (int i = 0; i < N_MAX - 1; i++) seqs[i] = decoding(false, 0, false, 0);
+    seqs[N_MAX - 1] = prefilling(100);
+    p = plan_make(&tuned, seqs, N_MAX, items);
+    assert_int_equal(of(&p, items, N_MAX - 1)->n_rows, PLAN_PREFILL_MIN);
+    seqs[N_MAX - 1].prompt_rows_max = 5;
+    p = plan_make(&tuned, seqs, N_MAX, items);
+    assert_int_equal(of(&p, items, N_MAX - 1)->n_rows, 5);
+}
+
+/* G windows a pass, the oldest first; the others wait and do not run further ahead. */
+static void test_windows(void **state) {
+    struct plan_seq seqs[] = {decoding(true, 7, true, 1), decoding(true, 3, true, 9),
+                              decoding(true, 7, true, 5), decoding(true, 2, false, 50)};
+    struct plan_item items[N_MAX];
+    struct plan p = plan_make(&tuned, seqs, 4, items);
+
+    (void)state;
+    assert_true(p.canonical);
+    assert_null(of(&p, items, 0));
+    assert_int_equal(of(&p, items, 1)->kind, PLAN_VERIFY);
+    assert_int_equal(of(&p, items, 1)->n_rows, 4);
+    assert_int_equal(of(&p, items, 2)->n_rows, 8);
+    assert_int_equal(of(&p, items, 3)->kind, PLAN_DECODE);
+}
+
+static void test_fixed_shape(void **state) {
+    struct plan_options fixed = tuned;
+    struct plan_seq seqs[] = {decoding(true, 7, true, 1), decoding(false, 0, false, 0),
+                              prefilling(9)};
+    struct plan_item items[N_MAX];
+    struct plan p;
+
+    (void)state;
+    fixed.fixed_shape = true;
+    p = plan_make(&fixed, seqs, 3, items);
+    assert_int_equal(p.n_items, 1);
+    assert_int_equal(p.n_rows + p.n_pad, 16);
+}
+
+/* auto turns canonical: what waits for a verdict is judged in that step, and then certified. */
+static void test_auto(void **state) {
+    struct plan_options o = {PLAN_AUTO, 32, 8, 64, false};
+    struct plan_seq seqs[N_MAX];
+    struct plan_item items[N_MAX];
+    struct plan p;
+
+    (void)state;
+    seqs[0] = decoding(true, 3, false, 0);
+    p = plan_make(&o, seqs, 1, items);
+    assert_true(p.canonical); /* few rows: canonical costs next to nothing */
+    assert_int_equal(items[0].kind, PLAN_VERIFY);
+    for (int i = 1; i < N_MAX; i++) seqs[i] = decoding(false, 0, false, 0);
+    p = plan_make(&o, seqs, N_MAX, items);
+    assert_false(p.canonical); /* 64 rows, one of them deterministic: tuned pays */
+    for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(true, 0, false, 0);
+    p = plan_make(&o, seqs, N_MAX, items);
+    assert_true(p.canonical); /* all of them: verifying costs more */
+    assert_true(plan_tuned_pays(&o, 64, 0));
+}
+
+/* A window of one row: certified decoding where the step is canonical, a pass where it would
+ * not be. */
+static void test_window_of_one(void **state) {
+    struct plan_options o = {PLAN_TUNED, 1, 8, 64, false};
+    struct plan_seq seqs[] = {decoding(true, 0, true, 0)};
+    struct plan_item items[N_MAX];
+
+    (void)state;
+    assert_true(plan_make(&o, seqs, 1, items).canonical);
+    assert_int_equal(items[0].kind, PLAN_VERIFY);
+    for (int policy = 0; policy < 3; policy += 2) {
+        o.policy = (enum plan_policy)policy;
+        assert_true(plan_make(&o, seqs, 1, items).canonical);
+        assert_int_equal(items[0].kind, PLAN_DECODE);
+    }
+}
+
+static uint32_t below(uint32_t *x, uint32_t n) {
+    *x = *x * 1664525u + 1013904223u;
+    return (*x >> 8) % n;
+}
+
+/* Random loads: every plan keeps its promises. */
+static void test_invariants(void **state) {
+    uint32_t x = 1;
+
+    (void)state;
+    for (int round = 0; round < 200000; round++) {
+        struct plan_seq seqs[N_MAX];
+        struct plan_item items[N_MAX];
+        struct plan_options o;
+        struct plan p;
+        uint32_t n, n_rows = 0, n_windows = 0;
+        bool seen[N_MAX] = {false};
+        o = (struct plan_options){(enum plan_policy)below(&x, 3), 1 + below(&x, 64),
+                                  1 + below(&x, 8), 1 + below(&x, 128), below(&x, 4) == 0};
+        n = below(&x, N_MAX + 1);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t candidates = below(&x, o.window);
+
+            seqs[i] = decoding(below(&x, 2), 0, false, below(&x, 9));
+            seqs[i].ready = below(&x, 5) > 0;
+            if (below(&x, 4) == 0)
+                seqs[i].prompt_left = 1 + below(&x, 300);
+            else if (seqs[i].deterministic) {
+                seqs[i].candidates = o.policy == PLAN_CANONICAL ? 0 : candidates;
+                seqs[i].due =
+                    seqs[i].candidates + 1 >= o.window || (candidates && below(&x, 9) == 0);
+            }
+        }
+        p = plan_make(&o, seqs, n, items);
+        for (uint32_t i = 0; i < p.n_items; i++) {
+            const struct plan_seq *s = &seqs[items[i].seq];
+
+            assert_true(items[i].seq < n && s->ready && !seen[items[i].seq]);
+            seen[items[i].seq] = true;
+            n_rows += items[i].n_rows;
+            n_windows += items[i].kind == PLAN_VERIFY;
+            assert_true(items[i].n_rows >= 1);
+            assert_true((items[i].kind == PLAN_PREFILL) == (s->prompt_left > 0));
+            if (items[i].kind == PLAN_VERIFY) assert_true(items[i].n_rows <= o.window);
+            if (items[i].kind == PLAN_PREFILL) assert_true(items[i].n_rows <= s->prompt_left);
+            if (items[i].kind != PLAN_DECODE) assert_true(p.canonical);
+            if (items[i].kind == PLAN_DECODE && !p.canonical)
+                assert_true(s->candidates + 2 <= o.window || !s->deterministic);
+        }
+        assert_int_equal(p.n_rows, n_rows);
+        assert_true(n_windows <= o.group && p.n_rows + p.n_pad <= plan_rows_max(&o, n));
+        if (o.policy == PLAN_CANONICAL) assert_true(p.canonical);
+        for (uint32_t i = 0; i < n; i++) /* something ready means something runs */
+            if (seqs[i].ready) assert_true(p.n_items > 0);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_decode_alone_may_be_tuned),
+        cmocka_unit_test(test_prefill_makes_it_canonical),
+        cmocka_unit_test(test_prefill_room),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_fixed_shape),
+        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_window_of_one),
+        cmocka_unit_test(test_invariants),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
