@@ -12,6 +12,9 @@
  * num.h on a float is one instruction of the same rounding on eight. */
 #define AVX2 __attribute__((target("avx2,fma")))
 
+/* Each pass ends in _mm256_zeroupper: gcc adds it by itself from -O2 on alone, and without it
+ * whatever SSE code runs next is several times slower. */
+
 enum { LANES = 8 };
 
 /* The second operand is the result where one is NaN. */
@@ -32,6 +35,7 @@ AVX2 static float row_max(const float *logits, uint32_t n) {
         m3 = _mm256_max_ps(_mm256_loadu_ps(logits + i + 3 * LANES), m3);
     }
     _mm256_storeu_ps(lanes, _mm256_max_ps(_mm256_max_ps(m0, m1), _mm256_max_ps(m2, m3)));
+    _mm256_zeroupper();
     m = sample_row_portable.max(logits + i, n - i);
     for (i = 0; i < LANES; i++) m = num_max(m, lanes[i]);
     return m;
@@ -43,8 +47,13 @@ AVX2 static uint32_t row_find(const float *logits, uint32_t from, uint32_t n, fl
     for (; n - from >= LANES; from += LANES) {
         int mask = _mm256_movemask_ps(_mm256_cmp_ps(numbers(logits + from), bound, _CMP_GE_OQ));
 
-        if (mask) return from + (uint32_t)__builtin_ctz((unsigned)mask);
+        if (mask) {
+            from += (uint32_t)__builtin_ctz((unsigned)mask);
+            _mm256_zeroupper();
+            return from;
+        }
     }
+    _mm256_zeroupper();
     return sample_row_portable.find(logits, from, n, least);
 }
 
@@ -58,6 +67,7 @@ AVX2 static uint32_t row_gather(const float *logits, uint32_t n, float least, ui
 
         for (; mask; mask &= mask - 1) ids[n_ids++] = i + (uint32_t)__builtin_ctz(mask);
     }
+    _mm256_zeroupper();
     for (; (i = sample_row_portable.find(logits, i, n, least)) < n; i++) ids[n_ids++] = i;
     return n_ids;
 }
@@ -108,6 +118,7 @@ AVX2 static float row_chunk_sum(const float *logits, float exponent) {
             v[j] = exp2p(_mm256_fmadd_ps(_mm256_loadu_ps(logits), log2e, minus));
         sums[i] = sum4(v);
     }
+    _mm256_zeroupper();
     s = _mm_hadd_ps(_mm_hadd_ps(sums[0], sums[1]), _mm_hadd_ps(sums[2], sums[3]));
     s = _mm_hadd_ps(s, s);
     return _mm_cvtss_f32(_mm_hadd_ps(s, s));
@@ -124,6 +135,7 @@ AVX2 static void row_weigh(const float *logits, uint32_t n, float temperature, f
 
         _mm256_storeu_ps(e + i, exp2p(_mm256_mul_ps(_mm256_sub_ps(z, z0), log2e)));
     }
+    _mm256_zeroupper();
     sample_row_portable.weigh(logits + i, n - i, temperature, z_first, e + i);
 }
 
@@ -146,6 +158,7 @@ AVX2 static uint64_t row_total(const float *e, uint32_t n) {
     for (; n - i >= 4; i += 4)
         sum = _mm256_add_epi64(sum, weight4(_mm_castps_si128(_mm_loadu_ps(e + i))));
     _mm256_storeu_si256((__m256i *)lanes, sum);
+    _mm256_zeroupper();
     return lanes[0] + lanes[1] + lanes[2] + lanes[3] + sample_row_portable.total(e + i, n - i);
 }
 
@@ -160,6 +173,7 @@ AVX2 static void row_drop(const float *logits, uint32_t n, float least, float mi
 
         _mm256_storeu_ps(e + i, _mm256_and_ps(old, kept));
     }
+    _mm256_zeroupper();
     sample_row_portable.drop(logits + i, n - i, least, min_p, e + i);
 }
 
@@ -242,6 +256,7 @@ AVX2 static void row_run(const float *e, uint32_t n, struct sample_race *race) {
             }
         }
     }
+    _mm256_zeroupper();
     for (; id < n; id++)
         if (e[id] * race->half >= 0.25f)
             sample_race_id(race, id, num_random(race->seed, race->position, id), e[id]);
