@@ -136,7 +136,8 @@ static size_t key_find(const char *section, const char *name) {
     return k;
 }
 
-/* Takes one assignment; a second one of the same key in one file, or of --set, is an error. */
+/* Takes one assignment; a second one of the same key in one file is an error.  Of --set the last
+ * one counts, as on any command line. */
 static void collect(struct reading *r, const char *section, const char *name, const char *value,
                     uint32_t line) {
     size_t k = key_find(section, name);
@@ -151,13 +152,9 @@ static void collect(struct reading *r, const char *section, const char *name, co
             fault(r, line, "there is no section [%s]", section);
         return;
     }
-    for (uint32_t i = r->first; i < r->n_entries; i++)
+    for (uint32_t i = r->first; line && i < r->n_entries; i++)
         if (r->entries[i].key == k) {
-            if (line == 0)
-                fault(r, line, "%s.%s is set twice", section, name);
-            else
-                fault(r, line, "%s.%s is set already in line %u", section, name,
-                      r->entries[i].line);
+            fault(r, line, "%s.%s is set already in line %u", section, name, r->entries[i].line);
             return;
         }
     if (r->n_entries == CONFIG_ENTRIES_MAX) {

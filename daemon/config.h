@@ -63,7 +63,8 @@ struct config_sources {
     const char *file; /* instead of the chain of files; NULL: the chain */
     const char *root; /* before every path of the chain, for tests; NULL: none */
     uint32_t n_sets;
-    const char *sets[CONFIG_SETS_MAX]; /* SECTION.KEY=VALUE, stronger than any file */
+    const char
+        *sets[CONFIG_SETS_MAX]; /* SECTION.KEY=VALUE, stronger than any file; the last counts */
 };
 
 struct config_origin; /* where each value came from */
