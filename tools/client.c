@@ -529,6 +529,7 @@ static bool costs_credit(uint16_t type) {
 }
 
 int llm42_next(struct llm42 *c, struct llm42_event *out_event) {
+    struct llm42_event e;
     struct wire_frame f;
     int64_t n;
     int r;
@@ -546,9 +547,12 @@ int llm42_next(struct llm42 *c, struct llm42_event *out_event) {
             break;
         }
         c->in_from += (size_t)n;
-        r = take_frame(c, &f, out_event);
+        r = take_frame(c, &f, &e);
         if (costs_credit(f.type)) c->taking = (uint32_t)n;
-        if (r > 0) return r;
+        if (r > 0) {
+            *out_event = e;
+            return r;
+        }
         give_credit(c);
     }
     if (c->broken_told) return 0;

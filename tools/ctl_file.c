@@ -197,6 +197,10 @@ static int make(struct line *l, struct ctl_job *job) {
                         json_string_length(l->prompt));
 }
 
+static const char *name(const struct ctl *c) {
+    return strcmp(c->file, "-") == 0 ? "stdin" : c->file;
+}
+
 static int read_line(const struct ctl *c, const char *text, size_t n, size_t number,
                      struct ctl_job *job) {
     struct line l = {.submit = c->submit, .of_score = c->verb == CTL_SCORE};
@@ -206,7 +210,7 @@ static int read_line(const struct ctl *c, const char *text, size_t n, size_t num
     int r = CTL_OK;
 
     if (!object) {
-        ctl_say("%s:%zu: %s", c->file, number, e.text);
+        ctl_say("%s:%zu: %s", name(c), number, e.text);
         return CTL_USAGE;
     }
     if (!json_is_object(object)) {
@@ -216,7 +220,7 @@ static int read_line(const struct ctl *c, const char *text, size_t n, size_t num
     json_object_foreach(object, key, value) if (r == CTL_OK && !take_key(&l, key, value)) r =
         CTL_USAGE;
     if (r == CTL_OK) r = make(&l, job);
-    if (l.fault[0]) ctl_say("%s:%zu: %s", c->file, number, l.fault);
+    if (l.fault[0]) ctl_say("%s:%zu: %s", name(c), number, l.fault);
     json_decref(object);
     return r;
 }
@@ -240,7 +244,7 @@ int ctl_file_read(const struct ctl *c, struct ctl_job **out_jobs, size_t *out_n)
             room = room ? 2 * room : 16;
             more = n < CTL_JOBS_MAX ? realloc(jobs, room * sizeof(*jobs)) : NULL;
             if (!more) {
-                ctl_say("%s:%zu: too many requests, the limit is %d", c->file, number,
+                ctl_say("%s:%zu: too many requests, the limit is %d", name(c), number,
                         CTL_JOBS_MAX);
                 r = CTL_USAGE;
                 break;
@@ -252,7 +256,7 @@ int ctl_file_read(const struct ctl *c, struct ctl_job **out_jobs, size_t *out_n)
     }
     free(bytes);
     if (r == CTL_OK && n == 0) {
-        ctl_say("%s: no request in it", c->file);
+        ctl_say("%s: no request in it", name(c));
         r = CTL_USAGE;
     }
     if (r != CTL_OK) {

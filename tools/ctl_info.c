@@ -6,13 +6,17 @@
 
 #include "tools/ctl.h"
 
-enum { STEP_AGE_US_MAX = 60000000 }; /* of a daemon that gets on; its watchdog has the same */
+enum {
+    STEP_AGE_US_MAX = 60000000, /* of a daemon that gets on; its watchdog has the same */
+    NAME_COLUMNS = 32,
+};
 
 /* ---- INFO ---- */
 
 static void value(const json_t *v) {
     if (json_is_string(v))
-        printf("%s", json_string_value(v));
+        for (const char *p = json_string_value(v); *p; p++)
+            *p != '\n' ? putchar(*p) : p[1] ? printf("\n%*s", NAME_COLUMNS + 1, "") : 0;
     else if (json_is_integer(v))
         printf("%" JSON_INTEGER_FORMAT, json_integer_value(v));
     else if (json_is_real(v))
@@ -39,7 +43,7 @@ static void facts(const char *prefix, const json_t *v) {
             facts(name, one);
         }
     } else {
-        printf("%-32s ", prefix);
+        printf("%-*s ", NAME_COLUMNS, prefix);
         value(v);
         putchar('\n');
     }

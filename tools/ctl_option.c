@@ -1,7 +1,4 @@
 /* The command line: one table of flags, which is also the help. */
-#include <ctype.h>
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,30 +87,6 @@ static const struct flag {
 };
 
 enum { N_FLAGS = sizeof(flags) / sizeof(flags[0]) };
-
-bool ctl_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out) {
-    char *end;
-    unsigned long long value;
-
-    if (!isdigit((unsigned char)text[0])) return false;
-    errno = 0;
-    value = strtoull(text, &end, 10);
-    if (errno != 0 || *end || value < min || value > max) return false;
-    *out = value;
-    return true;
-}
-
-bool ctl_f32(const char *text, float *out) {
-    char *end;
-    float value;
-
-    if (!isdigit((unsigned char)text[0]) && text[0] != '.') return false;
-    errno = 0;
-    value = strtof(text, &end);
-    if (*end || end == text || !isfinite(value)) return false;
-    *out = value;
-    return true;
-}
 
 void ctl_option_help(uint32_t verb) {
     for (int i = 0; i < N_FLAGS; i++) {

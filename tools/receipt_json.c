@@ -282,7 +282,7 @@ int receipt_read(const char *path, struct receipt *out, char *why) {
         snprintf(why, RECEIPT_TEXT_BYTES, "longer than %d bytes", RECEIPT_FILE_BYTES_MAX);
         return -EINVAL;
     }
-    j = json_load_file(path, JSON_REJECT_DUPLICATES, &e);
+    j = json_load_file(path, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
     if (!j) {
         snprintf(why, RECEIPT_TEXT_BYTES, "no JSON at line %d: %s", e.line, e.text);
         return -EINVAL;
