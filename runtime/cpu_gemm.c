@@ -53,10 +53,10 @@ void cpu_chain_group(const struct cpu_chain *ch, uint32_t group, uint32_t row, u
                                 group * CPU_PAIRS * ch->pair_stride + lane % CPU_LANES;
             float *c = ch->c + r * ch->c_stride + block * CPU_LANES + lane;
 
-            for (uint32_t k = 0; k < CPU_GROUP; k++)
-                b[k] = group * CPU_GROUP + k < n_valid
-                           ? (uint16_t)(w[k / 2 * ch->pair_stride] >> k % 2 * 16)
-                           : 0;
+            for (uint32_t k = 0; k < CPU_GROUP; k++) {
+                b[k] = (uint16_t)(w[k / 2 * ch->pair_stride] >> k % 2 * 16);
+                if (group * CPU_GROUP + k >= n_valid) b[k] = 0;
+            }
             *c = mma_step(*c, a, b);
         }
     }
