@@ -6,6 +6,7 @@
 
 #include "daemon/config.h"
 #include "daemon/request.h"
+#include "daemon/version.h"
 #include "daemon/wire.h"
 #include "runtime/engine.h"
 #include "runtime/schedule.h"
@@ -75,7 +76,7 @@ static json_t *all_json(const struct serve *s) {
 
     sha256_hex(f->fingerprint, fingerprint);
     o = json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s]}", "version",
-                  LLM42D_VERSION, "build", LLM42D_COMMIT, "protocol", (json_int_t)WIRE_VERSION,
+                  version_number(), "build", version_commit(), "protocol", (json_int_t)WIRE_VERSION,
                   "epoch", (json_int_t)(s->epoch >> 1), "fingerprint", fingerprint,
                   "fingerprint_text", f->fingerprint_text, "template",
                   template_name(f->template->family), "device", f->device, "features",

@@ -9,13 +9,6 @@
 
 struct serve;
 
-#ifndef LLM42D_VERSION
-#define LLM42D_VERSION "0.1.0"
-#endif
-#ifndef LLM42D_COMMIT
-#define LLM42D_COMMIT "unknown"
-#endif
-
 /* The text of a topic (enum wire_info), to be freed; NULL for an unknown topic or no memory. */
 char *info_text(const struct serve *s, uint32_t topic, uint64_t now_us);
 

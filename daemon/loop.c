@@ -289,7 +289,8 @@ static bool phase_step(struct loop *l, uint64_t ms) {
     if (l->phase == DRAINING && (idle || ms >= l->deadline_ms))
         end_begin(l, WIRE_E_DRAINING, "the server has shut down", ms);
     if (l->phase != ENDING) return false;
-    idle = true;
+    /* The engine's last word about each request is its line in the log. */
+    idle = l->serve.n_live == 0 || l->serve.lost;
     for (uint32_t i = 0; i < l->n_conns && idle; i++) idle = conn_idle(l->conns[i]);
     return idle || ms >= l->deadline_ms;
 }

@@ -14,11 +14,12 @@
 #include <unistd.h>
 
 #include "daemon/config.h"
-#include "daemon/info.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
 #include "daemon/loop.h"
 #include "daemon/notify.h"
+#include "daemon/version.h"
+#include "daemon/wire.h"
 #include "runtime/device.h"
 #include "runtime/engine.h"
 #include "runtime/err.h"
@@ -134,7 +135,8 @@ static int options_read(int argc, char **argv, struct options *o) {
         } else if (c == OPT_PRINT) {
             o->print = true;
         } else if (c == OPT_VERSION) {
-            printf("llm42d %s (%s), protocol 1\n", LLM42D_VERSION, LLM42D_COMMIT);
+            printf("llm42d %s (%s), protocol %d\n", version_number(), version_commit(),
+                   (int)WIRE_VERSION);
             exit(EXIT_CLEAN);
         } else if (c == OPT_HELP) {
             fputs(usage, stdout);

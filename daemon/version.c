@@ -1,0 +1,16 @@
+#include "daemon/version.h"
+
+#ifndef LLM42_VERSION
+#define LLM42_VERSION "unknown"
+#endif
+#ifndef LLM42_COMMIT
+#define LLM42_COMMIT "unknown"
+#endif
+
+const char *version_number(void) {
+    return LLM42_VERSION;
+}
+
+const char *version_commit(void) {
+    return LLM42_COMMIT;
+}
