@@ -13,6 +13,7 @@
 
 #include "tools/llm42.h"
 #include "tools/receipt.h"
+#include "tools/receipt_value.h"
 
 enum ctl_exit {
     CTL_OK = 0,
@@ -104,19 +105,8 @@ void ctl_refused(const char *what, const struct wire_error *e);
 extern volatile int ctl_interrupted;
 void ctl_catch_interrupt(void);
 
-/* ctl_value.c */
-/* A whole decimal number, nothing before or after it. */
-bool ctl_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out);
-bool ctl_f32(const char *text, float *out);
-json_t *ctl_json_float(float value);  /* shortest digits that are this binary32, or null */
-json_t *ctl_json_bits(uint32_t bits); /* 8 hexadecimal digits */
-json_t *ctl_json_hex(const uint8_t *bytes, size_t n_bytes);
-json_t *ctl_json_text(const void *bytes, size_t n_bytes); /* what is not UTF-8 becomes U+FFFD */
-json_t *ctl_json_u64(uint64_t value); /* an integer, or decimal digits beyond 2^63 - 1 */
-void ctl_json_print(json_t *object);  /* on a line of its own; takes the reference */
-float ctl_float(uint32_t bits);
-
 /* ctl_json.c */
+void ctl_json_print(json_t *object);             /* on a line of its own; takes the reference */
 json_t *ctl_json_job(const struct ctl_job *job); /* generate's object, or one with "error" */
 json_t *ctl_json_score(const struct ctl_job *job);
 json_t *ctl_json_error(const struct wire_error *e);

@@ -59,7 +59,8 @@ static bool take_flag(struct line *l, const char *key, const json_t *v, uint32_t
 /* Decimal digits in a string too: JSON readers lose whole numbers from 2^53 on. */
 static bool take_seed(struct line *l, const char *key, const json_t *v) {
     l->submit.flags |= WIRE_SUBMIT_SEED;
-    if (json_is_string(v) && ctl_u64(json_string_value(v), 0, UINT64_MAX, &l->submit.seed))
+    if (json_is_string(v) &&
+        receipt_value_u64(json_string_value(v), 0, UINT64_MAX, &l->submit.seed))
         return true;
     return take_u64(l, key, v, INT64_MAX, &l->submit.seed);
 }

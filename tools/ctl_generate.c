@@ -51,7 +51,7 @@ static void commit_json(const struct output *o, const struct ctl_job *job,
     json_object_set_new(j, "request", json_integer(job - o->jobs));
     json_object_set_new(j, "first", json_integer(t->first));
     json_object_set_new(j, "tokens", ids);
-    json_object_set_new(j, "text", ctl_json_text(t->text, t->n_text));
+    json_object_set_new(j, "text", receipt_value_text(t->text, t->n_text));
     ctl_json_print(j);
     fflush(stdout);
 }

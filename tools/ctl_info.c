@@ -209,7 +209,7 @@ int ctl_cancel(struct ctl *c) {
     uint64_t server_id, request;
     int r;
 
-    if (c->n_args != 1 || !ctl_u64(c->args[0], 1, UINT64_MAX, &server_id)) {
+    if (c->n_args != 1 || !receipt_value_u64(c->args[0], 1, UINT64_MAX, &server_id)) {
         ctl_say("cancel needs a request's id, a whole number from 1 on");
         return CTL_USAGE;
     }

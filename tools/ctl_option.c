@@ -108,7 +108,7 @@ static int take_u32(const struct flag *f, const char *value, uint64_t min, uint6
                     uint32_t *out) {
     uint64_t n;
 
-    if (!ctl_u64(value, min, max, &n)) {
+    if (!receipt_value_u64(value, min, max, &n)) {
         ctl_say("--%s %s: it must be a whole number, %llu .. %llu", f->name, value,
                 (unsigned long long)min, (unsigned long long)max);
         return CTL_USAGE;
@@ -143,21 +143,21 @@ static int take_sampling(struct wire_submit *s, enum option option, const char *
 
     switch (option) {
     case SEED:
-        if (!ctl_u64(value, 0, UINT64_MAX, &s->seed))
+        if (!receipt_value_u64(value, 0, UINT64_MAX, &s->seed))
             return bad(f, value, "a whole number, 0 .. 18446744073709551615");
         s->flags |= WIRE_SUBMIT_SEED;
         break;
     case TEMPERATURE:
-        if (!ctl_f32(value, &s->temperature) ||
+        if (!receipt_value_f32(value, &s->temperature) ||
             !(s->temperature == 0 || (0x1p-7f <= s->temperature && s->temperature <= 128)))
             return bad(f, value, "0 or 0.0078125 .. 128");
         break;
     case TOP_P:
-        if (!ctl_f32(value, &s->top_p) || !(0 < s->top_p && s->top_p <= 1))
+        if (!receipt_value_f32(value, &s->top_p) || !(0 < s->top_p && s->top_p <= 1))
             return bad(f, value, "above 0 and at most 1");
         break;
     case MIN_P:
-        if (!ctl_f32(value, &s->min_p) || !(0 <= s->min_p && s->min_p <= 1))
+        if (!receipt_value_f32(value, &s->min_p) || !(0 <= s->min_p && s->min_p <= 1))
             return bad(f, value, "0 .. 1");
         break;
     case TOP_K:

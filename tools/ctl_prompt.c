@@ -97,7 +97,7 @@ int ctl_read_ids(const char *path, uint32_t **out_ids, size_t *out_n) {
     }
     while ((word = strsep(&p, " \t\r\n,"))) {
         if (!*word) continue;
-        if (!ctl_u64(word, 0, UINT32_MAX, &id)) {
+        if (!receipt_value_u64(word, 0, UINT32_MAX, &id)) {
             ctl_say("%s: token %zu is no id: %.32s", path, n, word);
             free(bytes);
             free(ids);

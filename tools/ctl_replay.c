@@ -25,7 +25,8 @@ static void print_hex(const char *name, const uint8_t *bytes) {
 }
 
 static void print_one(const char *name, struct wire_logprob p) {
-    printf("  %s id %u, logprob %.9g (%08x)\n", name, p.id, (double)ctl_float(p.bits), p.bits);
+    printf("  %s id %u, logprob %.9g (%08x)\n", name, p.id, (double)receipt_value_float(p.bits),
+           p.bits);
 }
 
 static void print_text(const struct receipt *was, const struct receipt *is,
@@ -77,8 +78,8 @@ static json_t *one_json(struct wire_logprob p) {
     json_t *j = json_object();
 
     json_object_set_new(j, "id", json_integer(p.id));
-    json_object_set_new(j, "logprob", ctl_json_float(ctl_float(p.bits)));
-    json_object_set_new(j, "bits", ctl_json_bits(p.bits));
+    json_object_set_new(j, "logprob", receipt_value_real(receipt_value_float(p.bits)));
+    json_object_set_new(j, "bits", receipt_value_bits(p.bits));
     return j;
 }
 
@@ -95,8 +96,9 @@ static void print_json(const struct receipt *was, const struct receipt *is,
         json_object_set_new(j, "receipt", one_json(receipt_at(was, token, 0)));
         json_object_set_new(j, "now", one_json(receipt_at(is, token, 0)));
     }
-    json_object_set_new(j, "receipt_digest", ctl_json_hex(was->end.digest, WIRE_DIGEST_BYTES));
-    if (is->done) json_object_set_new(j, "digest", ctl_json_hex(is->end.digest, WIRE_DIGEST_BYTES));
+    json_object_set_new(j, "receipt_digest", receipt_value_hex(was->end.digest, WIRE_DIGEST_BYTES));
+    if (is->done)
+        json_object_set_new(j, "digest", receipt_value_hex(is->end.digest, WIRE_DIGEST_BYTES));
     ctl_json_print(j);
 }
 

@@ -18,9 +18,9 @@ static void table(const struct ctl_job *job) {
             continue;
         }
         p = receipt_prompt_at(t, i, 0);
-        sum += (double)ctl_float(p.bits);
-        printf("%8zu %8u %14.6f  %08x %8u\n", i, t->prompt.values[i], (double)ctl_float(p.bits),
-               p.bits, receipt_prompt_at(t, i, 1).id);
+        sum += (double)receipt_value_float(p.bits);
+        printf("%8zu %8u %14.6f  %08x %8u\n", i, t->prompt.values[i],
+               (double)receipt_value_float(p.bits), p.bits, receipt_prompt_at(t, i, 1).id);
     }
     printf("sum %.6f over %zu tokens\n", sum, t->prompt.n > 0 ? t->prompt.n - 1 : 0);
 }

@@ -102,7 +102,7 @@ static int read_ids(struct ctl *c, uint32_t **out_ids, size_t *out_n) {
     ids = malloc((size_t)c->n_args * sizeof(*ids));
     if (!ids) return CTL_FAILED;
     for (int i = 0; i < c->n_args; i++) {
-        if (!ctl_u64(c->args[i], 0, UINT32_MAX, &id)) {
+        if (!receipt_value_u64(c->args[i], 0, UINT32_MAX, &id)) {
             ctl_say("%s is no token id", c->args[i]);
             free(ids);
             return CTL_USAGE;
@@ -136,7 +136,7 @@ int ctl_detokenize(struct ctl *c) {
     if (c->json) {
         json_t *j = json_object();
 
-        json_object_set_new(j, "text", ctl_json_text(text, n_text));
+        json_object_set_new(j, "text", receipt_value_text(text, n_text));
         ctl_json_print(j);
     } else {
         fwrite(text, 1, n_text, stdout);

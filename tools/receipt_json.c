@@ -6,7 +6,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "tools/ctl.h"
+#include "tools/receipt.h"
+#include "tools/receipt_value.h"
 
 /* ---- Out ---- */
 
@@ -27,7 +28,7 @@ static json_t *rows(const struct receipt_u32 *l, uint32_t n_top) {
 
         for (size_t k = i; k < i + n_record; k += 2) {
             json_array_append_new(row, json_integer(l->values[k]));
-            json_array_append_new(row, ctl_json_bits(l->values[k + 1]));
+            json_array_append_new(row, receipt_value_bits(l->values[k + 1]));
         }
         json_array_append_new(j, row);
     }
@@ -38,7 +39,7 @@ static json_t *float_bits(float value) {
     uint32_t bits;
 
     memcpy(&bits, &value, sizeof(bits));
-    return ctl_json_bits(bits);
+    return receipt_value_bits(bits);
 }
 
 static json_t *request(const struct receipt *r) {
@@ -48,12 +49,12 @@ static json_t *request(const struct receipt *r) {
     for (uint32_t i = 0; i < s->n_stop_ids; i++)
         json_array_append_new(ids, json_integer(s->stop_ids[i]));
     for (uint32_t i = 0; i < s->n_stop_strings; i++)
-        json_array_append_new(strings,
-                              ctl_json_hex(s->stop_strings[i].bytes, s->stop_strings[i].n_bytes));
+        json_array_append_new(
+            strings, receipt_value_hex(s->stop_strings[i].bytes, s->stop_strings[i].n_bytes));
     return json_pack("{so sb sb sI so so so so sI si si so so}", "prompt", list(&r->prompt),
                      "deterministic", (s->flags & WIRE_SUBMIT_DETERMINISTIC) != 0, "ignore_eos",
                      (s->flags & WIRE_SUBMIT_IGNORE_EOS) != 0, "max_tokens",
-                     (json_int_t)s->max_tokens, "seed", ctl_json_u64(s->seed), "temperature",
+                     (json_int_t)s->max_tokens, "seed", receipt_value_whole(s->seed), "temperature",
                      float_bits(s->temperature), "top_p", float_bits(s->top_p), "min_p",
                      float_bits(s->min_p), "top_k", (json_int_t)s->top_k, "logprobs",
                      (int)s->logprobs, "prompt_logprobs", (int)s->prompt_logprobs, "stop_ids", ids,
@@ -64,17 +65,17 @@ static json_t *reply(const struct receipt *r) {
     return json_pack("{so so so so ss si si so}", "tokens", list(&r->ids), "logprobs",
                      rows(&r->records, receipt_n_top(r)), "prompt_logprobs",
                      rows(&r->prompt_records, receipt_n_prompt_top(r)), "text",
-                     ctl_json_text(r->text.bytes, r->text.n), "finish_reason",
+                     receipt_value_text(r->text.bytes, r->text.n), "finish_reason",
                      wire_finish_name(r->end.finish), "stop_kind", (int)r->end.stop_kind,
                      "stop_index", (int)r->end.stop_index, "digest",
-                     ctl_json_hex(r->end.digest, WIRE_DIGEST_BYTES));
+                     receipt_value_hex(r->end.digest, WIRE_DIGEST_BYTES));
 }
 
 int receipt_write(const struct receipt *r, const char *path, char *why) {
     json_t *j = json_pack("{si si so so so so}", "llm42_receipt", RECEIPT_VERSION, "protocol",
-                          (int)r->version, "model", ctl_json_text(r->model, strlen(r->model)),
-                          "fingerprint", ctl_json_hex(r->fingerprint, WIRE_DIGEST_BYTES), "request",
-                          request(r), "reply", reply(r));
+                          (int)r->version, "model", receipt_value_text(r->model, strlen(r->model)),
+                          "fingerprint", receipt_value_hex(r->fingerprint, WIRE_DIGEST_BYTES),
+                          "request", request(r), "reply", reply(r));
     FILE *f = j ? fopen(path, "we") : NULL;
     int e = 0;
 
@@ -133,7 +134,7 @@ static bool real(const json_t *j, float *out) {
     uint32_t b;
 
     if (!bits(j, &b)) return false;
-    *out = ctl_float(b);
+    *out = receipt_value_float(b);
     return true;
 }
 
@@ -145,7 +146,7 @@ static bool u32(const json_t *j, uint64_t max, uint32_t *out) {
 }
 
 static bool seed(const json_t *j, uint64_t *out) {
-    if (json_is_string(j)) return ctl_u64(json_string_value(j), 0, UINT64_MAX, out);
+    if (json_is_string(j)) return receipt_value_u64(json_string_value(j), 0, UINT64_MAX, out);
     if (!json_is_integer(j) || json_integer_value(j) < 0) return false;
     *out = (uint64_t)json_integer_value(j);
     return true;

@@ -1,4 +1,5 @@
-/* Single values: numbers of the command line, and what JSON makes of numbers, bytes and texts. */
+#include "tools/receipt_value.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -6,9 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/ctl.h"
-
-bool ctl_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out) {
+bool receipt_value_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out) {
     char *end;
     unsigned long long value;
 
@@ -20,7 +19,7 @@ bool ctl_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out) {
     return true;
 }
 
-bool ctl_f32(const char *text, float *out) {
+bool receipt_value_f32(const char *text, float *out) {
     char *end;
     float value;
 
@@ -32,14 +31,14 @@ bool ctl_f32(const char *text, float *out) {
     return true;
 }
 
-float ctl_float(uint32_t bits) {
+float receipt_value_float(uint32_t bits) {
     float value;
 
     memcpy(&value, &bits, sizeof(value));
     return value;
 }
 
-json_t *ctl_json_float(float value) {
+json_t *receipt_value_real(float value) {
     char text[32];
 
     if (!isfinite(value)) return json_null();
@@ -50,14 +49,14 @@ json_t *ctl_json_float(float value) {
     return json_real(strtod(text, NULL));
 }
 
-json_t *ctl_json_bits(uint32_t bits) {
+json_t *receipt_value_bits(uint32_t bits) {
     char text[9];
 
     snprintf(text, sizeof(text), "%08x", bits);
     return json_string(text);
 }
 
-json_t *ctl_json_hex(const uint8_t *bytes, size_t n_bytes) {
+json_t *receipt_value_hex(const uint8_t *bytes, size_t n_bytes) {
     static const char digits[] = "0123456789abcdef";
     char *text = malloc(2 * n_bytes + 1);
     json_t *j;
@@ -72,7 +71,7 @@ json_t *ctl_json_hex(const uint8_t *bytes, size_t n_bytes) {
     return j;
 }
 
-json_t *ctl_json_u64(uint64_t value) {
+json_t *receipt_value_whole(uint64_t value) {
     char text[24];
 
     if (value <= INT64_MAX) return json_integer((json_int_t)value);
@@ -99,7 +98,7 @@ static size_t utf8(const uint8_t *p, size_t n) {
     return n_char;
 }
 
-json_t *ctl_json_text(const void *bytes, size_t n_bytes) {
+json_t *receipt_value_text(const void *bytes, size_t n_bytes) {
     const uint8_t *p = bytes;
     char *text = malloc(3 * n_bytes + 1);
     size_t n = 0, n_char;
@@ -115,12 +114,4 @@ json_t *ctl_json_text(const void *bytes, size_t n_bytes) {
     j = json_stringn(text, n);
     free(text);
     return j;
-}
-
-void ctl_json_print(json_t *object) {
-    char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9) | JSON_ENCODE_ANY);
-
-    if (text) puts(text);
-    free(text);
-    json_decref(object);
 }
