@@ -16,7 +16,7 @@ enum {
     ITEMS_PER_THREAD = 8,    /* a late thread costs at most one of them */
     ITEM_STEPS_MIN = 1 << 8, /* of 16 x 8; less is not worth a turn */
     ROWS_AT_ONCE = 4,
-    BLOCKS_AT_ONCE = 2,
+    BLOCKS_AT_ONCE = 4, /* even: a block of gate stays with its block of up */
 };
 
 static void spread(const uint16_t *x, uint32_t n, float *values, uint32_t *exponents,

@@ -100,7 +100,8 @@ void cpu_matrix_put(struct cpu_matrix *m, const uint16_t *rows, uint32_t n_rows,
 /* Row n as it was put. */
 void cpu_matrix_get(const struct cpu_matrix *m, uint32_t n, uint16_t *out_row);
 
-/* Takes two adjacent blocks of one row, or the last one alone: y of outputs 8 block onward. */
+/* Takes some adjacent blocks of one row, y of outputs 8 block onward: the first is even, and so is
+ * their number unless the matrix ends. */
 typedef void cpu_gemm_out(void *ctx, uint32_t row, uint32_t block, uint32_t n_blocks,
                           const float *y);
 

@@ -194,6 +194,10 @@ AVX2 static void tile_2x1(const struct cpu_chain *ch, uint32_t row, uint32_t blo
     tile(ch, row, block, 2, 1);
 }
 
+AVX2 static void tile_1x4(const struct cpu_chain *ch, uint32_t row, uint32_t block) {
+    tile(ch, row, block, 1, 4);
+}
+
 AVX2 static void tile_1x2(const struct cpu_chain *ch, uint32_t row, uint32_t block) {
     tile(ch, row, block, 1, 2);
 }
@@ -217,6 +221,7 @@ static void chain(const struct cpu_chain *ch) {
     } else if (ch->n_rows - row == 1) {
         uint32_t b = 0;
 
+        for (; b + 4 <= ch->n_blocks; b += 4) tile_1x4(ch, row, b);
         for (; b + 2 <= ch->n_blocks; b += 2) tile_1x2(ch, row, b);
         if (b < ch->n_blocks) tile_1x1(ch, row, b);
     }

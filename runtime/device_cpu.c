@@ -407,16 +407,17 @@ static int attn_out(struct device *dev, uint32_t layer, const struct schedule *s
     return 0;
 }
 
-/* A block of gate and the same block of up: SPEC 2.8. */
+/* Blocks of gate and the same blocks of up in turn: SPEC 2.8. */
 static void out_gated(void *ctx, uint32_t row, uint32_t block, uint32_t n_blocks, const float *y) {
     const struct stage *s = ctx;
     uint16_t *h =
         s->d->h + (size_t)(s->first + row) * s->d->model.intermediate + block / 2 * CPU_LANES;
 
-    ASSERT(block % 2 == 0 && n_blocks == 2);
-    for (uint32_t i = 0; i < CPU_LANES; i++) {
-        float gate = num_from_bf16(s->d->silu[num_to_bf16(y[i])]);
-        float up = num_from_bf16(num_to_bf16(y[CPU_LANES + i]));
+    ASSERT(block % 2 == 0 && n_blocks % 2 == 0);
+    for (uint32_t i = 0; i < n_blocks / 2 * CPU_LANES; i++) {
+        const float *pair = y + i / CPU_LANES * 2 * CPU_LANES + i % CPU_LANES;
+        float gate = num_from_bf16(s->d->silu[num_to_bf16(pair[0])]);
+        float up = num_from_bf16(num_to_bf16(pair[CPU_LANES]));
 
         h[i] = num_to_bf16(gate * up);
     }
