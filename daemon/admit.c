@@ -41,6 +41,13 @@ static bool id_known(const struct admit_limits *l, uint32_t id) {
     return id < l->vocab && token_bytes(l->token, id, &n, &special) != NULL;
 }
 
+/* No template reads its messages for special tokens (template.h), so this is not to be had. */
+static int special_refused(uint8_t kind, uint32_t flags, struct admit_refusal *out) {
+    if (kind != WIRE_PROMPT_KIND_CHAT || !(flags & WIRE_SUBMIT_SPECIAL)) return 0;
+    return admit_refuse(out, WIRE_E_UNSUPPORTED, WIRE_F_FLAGS,
+                        "flags: text in a chat is never read as special tokens");
+}
+
 int admit_submit(const struct wire_submit *s, const struct admit_limits *l,
                  struct admit_refusal *out) {
     bool is_ids = s->prompt_kind == WIRE_PROMPT_KIND_IDS;
@@ -53,9 +60,7 @@ int admit_submit(const struct wire_submit *s, const struct admit_limits *l,
         !(s->flags & WIRE_SUBMIT_SEED))
         return admit_refuse(out, WIRE_E_FIELD, WIRE_F_SEED,
                             "seed: a deterministic request with a temperature needs one");
-    if (s->flags & WIRE_SUBMIT_SPECIAL && s->prompt_kind == WIRE_PROMPT_KIND_CHAT)
-        return admit_refuse(out, WIRE_E_UNSUPPORTED, WIRE_F_FLAGS,
-                            "flags: text in a chat is never read as special tokens");
+    if (special_refused(s->prompt_kind, s->flags, out) < 0) return -EINVAL;
     /* One position holds a prompt's only token at least. */
     if (s->max_tokens >= l->context)
         return admit_refuse(out, WIRE_E_TOO_LONG, WIRE_F_MAX_TOKENS,
@@ -167,6 +172,7 @@ int64_t admit_text(const struct template *t, uint8_t kind, uint32_t flags, const
     struct err e = {{0}};
     int64_t r;
 
+    if (special_refused(kind, flags, out) < 0) return -EINVAL;
     if (kind == WIRE_PROMPT_KIND_CHAT) {
         r = chat_encode(t, data, n_data, l, out_ids, n_ids_max, out, &e);
     } else {

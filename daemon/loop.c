@@ -27,13 +27,14 @@
 
 enum {
     EVENTS_MAX = 64,
-    ACCEPTS_MAX = 16,      /* in one turn */
-    ACCEPT_PAUSE_MS = 200, /* after it failed for want of descriptors or memory */
-    STATUS_MS = 5000,      /* between two STATUS lines */
-    EXTEND_MS = 1000,      /* between two requests for more time to stop.. */
-    EXTEND_US = 10000000,  /* ..and how much */
-    FLUSH_MS = 2000,       /* for the last frames */
-    ENGINE_END_MS = 2000,  /* for the step at hand */
+    ACCEPTS_MAX = 16,            /* in one turn */
+    ACCEPT_PAUSE_MS = 200,       /* after it failed for want of descriptors or memory */
+    STATUS_MS = 5000,            /* between two STATUS lines */
+    EXTEND_MS = 1000,            /* between two requests for more time to stop.. */
+    EXTEND_US = 10000000,        /* ..and how much */
+    FLUSH_MS = 2000,             /* for the last frames */
+    ENGINE_END_MS = 2000,        /* for the step at hand.. */
+    ENGINE_END_AT_ONCE_MS = 200, /* ..and when there is no time for it */
 };
 
 /* What an epoll event is about: these, or a connection's address. */
@@ -126,10 +127,14 @@ static bool engine_join(struct loop *l) {
     if (!l->engine_started) return true;
     atomic_store(&l->engine_stop, true);
     engine_wake(l->serve.engine);
-    if (l->at_once) return pthread_tryjoin_np(l->engine_thread, NULL) == 0;
     (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += ENGINE_END_MS / 1000;
-    return pthread_timedjoin_np(l->engine_thread, NULL, &until) == 0;
+    until.tv_nsec += (l->at_once ? ENGINE_END_AT_ONCE_MS : ENGINE_END_MS) % 1000 * 1000000L;
+    until.tv_sec += (l->at_once ? ENGINE_END_AT_ONCE_MS : ENGINE_END_MS) / 1000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    if (pthread_timedjoin_np(l->engine_thread, NULL, &until) == 0) return true;
+    (void)pthread_detach(l->engine_thread);
+    return false;
 }
 
 /* ---- connections ---- */
@@ -184,7 +189,8 @@ static void turn_away(struct loop *l, int fd, uint64_t ms) {
     struct out out;
     size_t n_sent;
 
-    (void)admit_refuse(&f, WIRE_E_BUSY, WIRE_F_NONE, "%u connections, the limit", l->n_conns);
+    (void)admit_refuse(&f, WIRE_E_BUSY, WIRE_F_NONE, "%u connections are open, the limit",
+                       l->n_conns);
     if (out_open(&out, OUT_ANSWERS_BYTES + 1) == 0) {
         (void)request_error(&out, 0, &f);
         (void)out_send(&out, fd, &n_sent);
@@ -192,7 +198,7 @@ static void turn_away(struct loop *l, int fd, uint64_t ms) {
     }
     (void)close(fd);
     if (told_ms == 0 || ms - told_ms > 10000) {
-        log_line(LOG_AT_WARNING, "%s are open; others are turned away", f.text);
+        log_line(LOG_AT_WARNING, "%s; others are turned away", f.text);
         told_ms = ms;
     }
 }
@@ -419,6 +425,9 @@ static void loop_close(struct loop *l) {
     serve_close(&l->serve);
 }
 
+/* What a thread that does not end still uses. */
+static struct loop *volatile abandoned;
+
 int loop_run(const struct config *config, struct engine *engine, const struct listen *listen,
              const struct loop_hooks *hooks, enum loop_end *out_end, struct err *e) {
     struct loop *l = calloc(1, sizeof(*l));
@@ -442,6 +451,7 @@ int loop_run(const struct config *config, struct engine *engine, const struct li
     end = l->serve.lost ? LOOP_LOST : LOOP_DRAINED;
     /* A thread that hangs in a step keeps what it uses; the process ends over it. */
     if (!engine_join(l)) {
+        abandoned = l;
         *out_end = l->serve.lost ? LOOP_LOST : LOOP_AT_ONCE;
         return r;
     }

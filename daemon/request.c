@@ -523,9 +523,14 @@ static int request_start(struct request_owner *o, struct request *r,
                             (uint32_t)n, r->submit.max_tokens, l.context);
     r->ask->prompt = s->ids;
     r->ask->n_prompt = (uint32_t)n;
-    if (!(r->submit.flags & WIRE_SUBMIT_SEED) && r->submit.temperature > 0 &&
-        getrandom(&r->ask->params.seed, sizeof(r->ask->params.seed), 0) < 0)
-        return admit_refuse(out_refusal, WIRE_E_INTERNAL, WIRE_F_SEED, "no random seed");
+    if (!(r->submit.flags & WIRE_SUBMIT_SEED) && r->submit.temperature > 0) {
+        uint64_t seed;
+
+        if (getrandom(&seed, sizeof(seed), 0) < 0)
+            return admit_refuse(out_refusal, WIRE_E_INTERNAL, WIRE_F_SEED, "no random seed");
+        /* Below 2^53: whoever writes it down as a JSON number can send it again (SPEC 6.5). */
+        r->ask->params.seed = seed >> 11;
+    }
     if (r->submit.flags & WIRE_SUBMIT_ECHO_IDS) {
         r->echo = malloc((size_t)n * 4);
         if (!r->echo)
