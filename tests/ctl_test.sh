@@ -23,7 +23,7 @@ expect() {
     n=$((n + 1))
     "$@" >"$dir/out" 2>&1 </dev/null
     got=$?
-    if [[ $got -ne $code ]] || ! grep -qF -- "$words" "$dir/out"; then
+    if [[ $got -ne $code ]] || { [[ -n $words ]] && ! grep -qF -- "$words" "$dir/out"; }; then
         echo "FAIL: $* (exit $got, wanted $code and: $words)"
         head -5 "$dir/out"
         failed=$((failed + 1))
@@ -191,10 +191,8 @@ for ((i = 0; i < 200; i++)); do
     [[ -s $dir/c ]] && break
     sleep 0.05
 done
-# Server ids count up: the latest is the one that runs.
-for ((id = 200; id > 0; id--)); do
-    "$ctl" cancel --admin-socket "$dir/admin.sock" $id 2>/dev/null && break
-done
+head -1 "$dir/c" >"$dir/first"
+expect 0 "" "$ctl" cancel --admin-socket "$dir/admin.sock" "$(get "$dir/first" server_id)"
 wait $job
 tail -1 "$dir/c" >"$dir/last"
 same "cancelled from outside" "$(get "$dir/last" finish_reason)" cancelled
@@ -204,6 +202,66 @@ kill "$daemon"
 wait "$daemon"
 daemon=
 expect 7 "cannot reach llm42d" "$ctl" health
+
+# ---- daemons that lie, break off or talk nonsense ----
+cat >"$dir/fake.py" <<'END'
+import hashlib, os, socket, struct, sys
+path, part = sys.argv[1:]
+frame = lambda kind, request, data: struct.pack("<IHHQ", len(data), kind, 0, request) + data
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen(1)
+print("ready", flush=True)
+s = listener.accept()[0]
+hello = struct.pack("<HHIQQIIIIIHH", 1, 20, 65536, 0, 7, 1 << 20, 64, 256, 8, 1 << 20, 4, 0)
+s.sendall(frame(0x8001, 0, hello + bytes(32) + b"fake"))
+data = b""
+def take():
+    global data
+    while len(data) < 16 or len(data) < 16 + struct.unpack_from("<I", data)[0]:
+        more = s.recv(65536)
+        if not more: os._exit(0)
+        data += more
+    n, kind, _, request = struct.unpack_from("<IHHQ", data)
+    data = data[16 + n:]
+    return kind, request
+kind = 0
+while kind != 3: kind, request = take()
+accepted = struct.pack("<QQIIfffIIIIIHHB3x", 1, 5, 32, 4, 0, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0)
+record = b"\2" + struct.pack("<IIH", 65, 0xbf800000, 0)
+digest = hashlib.sha256(b"llm42 digest v1\0" + record + b"\3\2").digest()
+if part == "lie": digest = bytes(32)
+text = b"\x1b[31mA" if part == "escape" else b"A"
+stream = frame(0x8003, request, struct.pack("<IIII", 0, 1, len(text), 65) + text)
+stream += frame(0x8004, request, struct.pack("<IIHHII", 0, 1, 0, 0, 65, 0xbf800000))
+done = struct.pack("<BBHIIIIIII", 2, 0, 0, 1, 1, 0, 0, 0, 0, 0) + digest + bytes(64)
+if part == "early": s.sendall(stream)
+else: s.sendall(frame(0x8002, request, accepted))
+if part == "error":
+    s.sendall(frame(0x8007, request, struct.pack("<HBBI", 5, 1, 0, 5) + b"\x1b[31mred"))
+if part == "unknown":
+    s.sendall(frame(0x8007, request, struct.pack("<HBBI", 999, 99, 0, 999)))
+if part == "fatal": s.sendall(frame(0x8007, 0, struct.pack("<HBBI", 17, 5, 0, 0) + b"asleep"))
+if part in ("true", "lie", "escape"): s.sendall(stream + frame(0x8006, request, done))
+if part == "junk": s.sendall(b"\xff" * 64)
+if part != "close": s.recv(1)
+END
+fake() { # fake PART CODE WORDS
+    rm -f "$dir/fake.sock" "$dir/told"
+    mkfifo "$dir/told"
+    python3 "$dir/fake.py" "$dir/fake.sock" "$1" >"$dir/told" &
+    read -r _ <"$dir/told"
+    expect "$2" "$3" "$ctl" generate --socket "$dir/fake.sock" hello
+    wait $!
+}
+fake true 0 "A"
+fake lie 1 "the digest of DONE is not that of what came"
+fake early 1 "TOKENS before ACCEPTED"
+fake error 3 "refused: field (class client, field top_p): ?[31mred"
+fake unknown 3 "refused: unknown (class unknown, field unknown): "
+fake fatal 1 "slow (class fatal): asleep"
+fake junk 1 "bytes that cannot be a frame"
+fake close 1 "the server closed the connection"
 
 echo "ctl: $n checks, $failed failed"
 [[ $failed -eq 0 ]]

@@ -102,6 +102,7 @@ int ctl_run(const struct ctl *c, struct llm42_io *io, struct ctl_job *jobs, size
 /* What the end of a job means for the exit code; prints refusals and a wrong digest. */
 int ctl_job_verdict(const struct ctl_job *job, size_t number, size_t n_jobs);
 void ctl_refused(const char *what, const struct wire_error *e);
+void ctl_text(const void *bytes, size_t n_bytes); /* of a model, on stdout */
 extern volatile int ctl_interrupted;
 void ctl_catch_interrupt(void);
 

@@ -33,9 +33,8 @@ static void commit(struct ctl_job *job, const struct llm42_event *e, void *data)
 
     (void)job;
     if (e->kind != LLM42_TOKENS || e->tokens.n_text == 0) return;
-    fwrite(e->tokens.text, 1, e->tokens.n_text, stdout);
+    ctl_text(e->tokens.text, e->tokens.n_text);
     h->newline = e->tokens.text[e->tokens.n_text - 1] == '\n';
-    fflush(stdout);
 }
 
 /* Answers the history and adds the answer to it; a failed one leaves it as before the question. */
@@ -102,6 +101,7 @@ static int converse(const struct ctl *c, struct llm42_io *io, struct chat *h, si
             break;
     }
     if (prompts) fputc('\n', stderr);
+    if (ctl_interrupted) r = CTL_INTERRUPTED; /* while it waited for a line */
     free(line);
     return r == CTL_INTERRUPTED && !ctl_interrupted && prompts ? CTL_OK : r;
 }

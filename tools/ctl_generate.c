@@ -18,10 +18,9 @@ static void text(struct output *o, const struct receipt *t) {
     size_t n = t->text.n - o->n_text;
 
     if (n == 0) return;
-    fwrite(t->text.bytes + o->n_text, 1, n, stdout);
+    ctl_text(t->text.bytes + o->n_text, n);
     o->newline = t->text.bytes[t->text.n - 1] == '\n';
     o->n_text = t->text.n;
-    fflush(stdout);
 }
 
 /* Prints what has its turn now. */
@@ -49,6 +48,7 @@ static void commit_json(const struct output *o, const struct ctl_job *job,
         json_array_append_new(ids, json_integer(wire_u32_at(t->ids, i)));
     json_object_set_new(j, "event", json_string("tokens"));
     json_object_set_new(j, "request", json_integer(job - o->jobs));
+    json_object_set_new(j, "server_id", receipt_value_whole(job->receipt.ack.server_id));
     json_object_set_new(j, "first", json_integer(t->first));
     json_object_set_new(j, "tokens", ids);
     json_object_set_new(j, "text", receipt_value_text(t->text, t->n_text));

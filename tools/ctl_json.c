@@ -144,6 +144,7 @@ json_t *ctl_json_job(const struct ctl_job *job) {
     set(j, "determinism", determinism(t));
     set(j, "timings", timings(&t->end));
     set(j, "model", receipt_value_text(t->model, strlen(t->model)));
+    set(j, "server_id", receipt_value_whole(t->ack.server_id));
     return j;
 }
 

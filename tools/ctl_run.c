@@ -8,7 +8,10 @@
 
 #include "tools/ctl.h"
 
+enum { LOOK_UP_MS = 250 };
+
 volatile int ctl_interrupted;
+static bool interrupt_taken; /* by ctl_run, which now waits for the cancelled ends */
 
 static void note(int signal_number) {
     (void)signal_number;
@@ -45,18 +48,33 @@ static int of_error(const struct wire_error *e) {
     return e->class == WIRE_CLASS_SERVER || e->class == WIRE_CLASS_FATAL ? CTL_FAILED : CTL_REFUSED;
 }
 
+/* To a terminal a model could send more than text: its control characters stay out of it. */
+void ctl_text(const void *bytes, size_t n_bytes) {
+    const uint8_t *p = bytes;
+    bool guard = isatty(STDOUT_FILENO);
+
+    for (size_t i = 0; i < n_bytes; i++) {
+        bool control = (p[i] < ' ' && p[i] != '\n' && p[i] != '\t') || p[i] == 0x7f;
+
+        putchar(guard && control ? '?' : p[i]);
+    }
+    fflush(stdout);
+}
+
 /* ---- Events ---- */
 
-/* One event before `end_ms` (-1: whenever it comes).  What ends the connection ends here. */
+/* One event before `end_ms` (-1: whenever it comes).  What ends the connection ends here.  It looks
+ * up now and then: a signal just before the wait would else be seen only after it. */
 static int next_before(struct llm42_io *io, struct llm42_event *out, int64_t end_ms) {
-    int64_t left_ms = -1;
+    int64_t left_ms;
     int r;
 
-    if (end_ms >= 0) {
-        left_ms = end_ms - now_ms();
+    do {
+        if (ctl_interrupted && !interrupt_taken) return CTL_INTERRUPTED;
+        left_ms = end_ms < 0 ? LOOK_UP_MS : end_ms - now_ms();
         if (left_ms < 0) left_ms = 0;
-    }
-    r = llm42_io_next(io, out, (int)left_ms);
+        r = llm42_io_next(io, out, left_ms < LOOK_UP_MS ? (int)left_ms : LOOK_UP_MS);
+    } while (r == -ETIMEDOUT && (end_ms < 0 || now_ms() < end_ms));
     if (r == -EINTR) return CTL_INTERRUPTED;
     if (r == -ETIMEDOUT) {
         ctl_say("no answer in time");
@@ -157,19 +175,6 @@ static int apply(struct ctl_job *job, const struct llm42_event *e) {
     }
 }
 
-static struct ctl_job *find(struct ctl_job *jobs, size_t n_jobs, uint64_t request, size_t *hint) {
-    /* Events of a request often follow each other. */
-    for (size_t i = 0; i < n_jobs; i++) {
-        size_t at = (*hint + i) % n_jobs;
-
-        if (jobs[at].request == request) {
-            *hint = at;
-            return &jobs[at];
-        }
-    }
-    return NULL;
-}
-
 static void cancel_all(struct llm42_io *io, struct ctl_job *jobs, size_t n_jobs) {
     for (size_t i = 0; i < n_jobs; i++)
         if (jobs[i].request && !jobs[i].over)
@@ -180,11 +185,14 @@ int ctl_run(const struct ctl *c, struct llm42_io *io, struct ctl_job *jobs, size
             ctl_commit *commit, void *data) {
     uint32_t n_max = llm42_server(llm42_io_core(io))->requests_max, n_live = 0;
     int64_t end_ms = c->timeout_ms < 0 ? -1 : now_ms() + c->timeout_ms;
-    size_t n_sent = 0, n_over = 0, hint = 0;
+    /* By the low bits of a request's number, which are its place in libllm42. */
+    struct ctl_job *of[LLM42_REQUESTS_MAX] = {0}, *job;
+    size_t n_sent = 0, n_over = 0;
     struct llm42_event e;
     bool cancelled = false;
     int r;
 
+    interrupt_taken = false;
     while (n_over < n_jobs) {
         while (n_sent < n_jobs && !cancelled && (n_live < n_max || n_live == 0)) {
             r = submit(io, &jobs[n_sent]);
@@ -193,21 +201,22 @@ int ctl_run(const struct ctl *c, struct llm42_io *io, struct ctl_job *jobs, size
                 ctl_say("request %zu cannot be sent: %s", n_sent + 1, strerror(-r));
                 return CTL_FAILED;
             }
+            of[jobs[n_sent].request % LLM42_REQUESTS_MAX] = &jobs[n_sent];
             n_sent++;
             n_live++;
         }
         r = next_before(io, &e, end_ms);
         if (ctl_interrupted && !cancelled) {
-            cancelled = true;
+            cancelled = interrupt_taken = true;
             cancel_all(io, jobs, n_jobs);
             /* Those not sent never will be. */
             n_over += n_jobs - n_sent;
         }
         if (r == CTL_INTERRUPTED) continue;
         if (r != CTL_OK) return r;
-        struct ctl_job *job = e.request ? find(jobs, n_jobs, e.request, &hint) : NULL;
-
-        if (!job) continue; /* SHUTDOWN: what was accepted still ends */
+        job = of[e.request % LLM42_REQUESTS_MAX];
+        if (!job || job->request != e.request)
+            continue; /* SHUTDOWN: what was accepted still ends */
         if (apply(job, &e) != 0) {
             ctl_say("out of memory");
             return CTL_FAILED;

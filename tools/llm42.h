@@ -16,10 +16,6 @@
 
 #include "daemon/wire.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct llm42;
 struct llm42_io;
 
@@ -124,7 +120,4 @@ struct llm42 *llm42_io_core(struct llm42_io *io);
  * that -EPIPE. */
 int llm42_io_next(struct llm42_io *io, struct llm42_event *out_event, int timeout_ms);
 
-#ifdef __cplusplus
-}
-#endif
 #endif
