@@ -6,6 +6,10 @@
 
 #include "tools/ctl.h"
 
+#ifndef LLM42_VERSION
+#define LLM42_VERSION "(unknown)" /* the Makefile knows it */
+#endif
+
 static const struct verb {
     const char *name;
     uint32_t bit;
@@ -81,7 +85,7 @@ int main(int argc, char **argv) {
         return CTL_OK;
     }
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
-        printf("llm42ctl, protocol version %d\n", WIRE_VERSION);
+        printf("llm42ctl %s, protocol version %d\n", LLM42_VERSION, WIRE_VERSION);
         return CTL_OK;
     }
     v = argc >= 2 ? find(argv[1]) : NULL;
