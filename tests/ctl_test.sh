@@ -97,7 +97,8 @@ expect 0 "canonical" "$ctl" schedules
 
 "$ctl" tokenize "Shall I compare" >"$dir/ids"
 expect 0 "Shall I compare" "$ctl" detokenize --tokens "$dir/ids"
-expect 0 "Shall I compare" "$ctl" detokenize $(cat "$dir/ids")
+read -ra ids <"$dir/ids"
+expect 0 "Shall I compare" "$ctl" detokenize "${ids[@]}"
 expect 2 "is no token id" "$ctl" detokenize 1 two
 expect 3 "field ids" "$ctl" detokenize 4294967295
 same "detokenize reads a JSON array" "$(echo "[$(tr ' ' ',' <"$dir/ids")]" | "$ctl" detokenize)" \
