@@ -6,70 +6,20 @@
 #include <string.h>
 
 #include "runtime/assert.h"
-#include "runtime/cpu_attn.h"
-#include "runtime/cpu_gemm.h"
-#include "runtime/cpu_pool.h"
 #include "runtime/cpu_row.h"
-#include "runtime/cpu_weights.h"
+#include "runtime/device_cpu_impl.h"
 #include "runtime/err.h"
 #include "runtime/num.h"
-#include "runtime/rope.h"
 
 enum {
-    PANEL_ROWS = 256, /* made ready for a product at once: bounds the memory it takes */
-    ITEM_ROWS = 4,    /* of work that is small beside a product */
-    N_BF16 = 1 << 16,
-    ALIGN_BYTES = 64,
-    /* What fresh pages hold.  Nothing of it is ever used, but zeros beside a sequence's last key
-     * would leave the fast path of its block of eight. */
-    FRESH = 0x3f803f80,
-};
-
-/* What a thread needs for itself. */
-struct local {
-    float *squares;  /* [hidden] */
-    uint16_t *row;   /* [hidden] */
-    uint64_t *order; /* [vocab], of sample_choose */
-};
-
-struct cpu_device {
-    struct device base;
-    const struct cpu_code *code;
-    struct cpu_pool *pool;
-    uint16_t silu[N_BF16]; /* of every bf16, rounded: SPEC 2.8 */
-
-    struct model model;
-    struct device_limits limits;
-    struct cpu_weights *weights;
-    struct cpu_attn *attn;
-    uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */
-    uint64_t kv_bytes, work_bytes;
-    bool loaded;
-
-    uint32_t *keys, *values; /* [n_layers][n_pages][n_kv_heads][page words] */
-    size_t layer_words;      /* of keys, or of values, of one layer */
-    uint16_t *cos, *sin;     /* [n_positions][head_dim / 2] */
-    uint16_t *x;             /* [n_rows][hidden] */
-    uint16_t *qkv;           /* [n_rows][qkv_width] */
-    uint16_t *attended;      /* [n_rows][width] */
-    uint16_t *h;             /* [n_rows][intermediate] */
-    float *logits;           /* [n_logit_rows][vocab] */
-    struct cpu_rows panel;   /* [PANEL_ROWS or fewer] of the longest row */
-    struct local *locals;    /* [n_threads] */
-
-    struct device_row *rows;       /* [n_rows] */
-    uint32_t *pages;               /* [n_seqs][n_seq_pages] */
-    struct device_want *wants;     /* [n_wants] */
-    struct device_result *results; /* [n_wants] */
-    uint8_t *flagged;              /* [n_rows] */
-    uint32_t n_rows, n_wants;
+    PANEL_ROWS = DEVICE_CPU_PANEL_ROWS,
+    ITEM_ROWS = 4, /* of work that is small beside a product */
 };
 
 /* A stage under way: rows first .. first + n - 1 of the step, at the panel's start. */
 struct stage {
     struct cpu_device *d;
-    const struct cpu_layer *layer;
-    uint32_t layer_index;
+    uint32_t layer;
     const uint16_t *norm; /* weights */
     uint32_t norm_run;
     const uint16_t *from; /* rows to make ready */
@@ -78,167 +28,6 @@ struct stage {
 
 static struct cpu_device *self(struct device *dev) {
     return (struct cpu_device *)dev;
-}
-
-static void close_device(struct device *dev) {
-    struct cpu_device *d = self(dev);
-
-    if (!d) return;
-    for (uint32_t i = 0; d->locals && i < cpu_pool_threads(d->pool); i++) {
-        free(d->locals[i].squares);
-        free(d->locals[i].row);
-        free(d->locals[i].order);
-    }
-    cpu_attn_close(d->attn);
-    cpu_weights_close(d->weights);
-    cpu_pool_close(d->pool);
-    free(d->keys);
-    free(d->values);
-    free(d->cos);
-    free(d->sin);
-    free(d->x);
-    free(d->qkv);
-    free(d->attended);
-    free(d->h);
-    free(d->logits);
-    free(d->panel.values);
-    free(d->panel.exponents);
-    free(d->panel.kinds);
-    free(d->locals);
-    free(d->rows);
-    free(d->pages);
-    free(d->wants);
-    free(d->results);
-    free(d->flagged);
-    free(d);
-}
-
-/* n_outer * n_inner values, zeroed so that every page of memory is there from now on. */
-static int take(uint64_t *count, const char *what, uint64_t n_outer, uint64_t n_inner,
-                size_t value_bytes, void *out, struct err *e) {
-    uint64_t n_bytes;
-    void *p = NULL;
-
-    if (__builtin_mul_overflow(n_outer, n_inner, &n_bytes) ||
-        __builtin_mul_overflow(n_bytes, value_bytes, &n_bytes) || n_bytes > SIZE_MAX / 2)
-        return err_set(e, -ENOMEM, "%s: %llu times %llu values are more than can be addressed",
-                       what, (unsigned long long)n_outer, (unsigned long long)n_inner);
-    n_bytes = (n_bytes + ALIGN_BYTES) / ALIGN_BYTES * ALIGN_BYTES;
-    p = aligned_alloc(ALIGN_BYTES, n_bytes);
-    if (!p) return err_set(e, -ENOMEM, "%s: %llu bytes", what, (unsigned long long)n_bytes);
-    memset(p, 0, n_bytes);
-    *count += n_bytes;
-    memcpy(out, &p, sizeof(p));
-    return 0;
-}
-
-static int take_kv(struct cpu_device *d, struct err *e) {
-    const struct model *m = &d->model;
-    const uint64_t n_pages = (uint64_t)m->n_layers * d->limits.n_pages;
-    const uint64_t page_words = (uint64_t)m->n_kv_heads * cpu_attn_page_words(m->head_dim);
-    int r;
-
-    r = take(&d->kv_bytes, "keys", n_pages, page_words, sizeof(uint32_t), &d->keys, e);
-    if (r) return r;
-    r = take(&d->kv_bytes, "values", n_pages, page_words, sizeof(uint32_t), &d->values, e);
-    if (r) return r;
-    d->layer_words = (size_t)d->limits.n_pages * page_words;
-    for (size_t i = 0; i < n_pages * page_words; i++) d->keys[i] = d->values[i] = FRESH;
-    return 0;
-}
-
-static int take_locals(struct cpu_device *d, struct err *e) {
-    const uint32_t n = cpu_pool_threads(d->pool);
-    uint64_t *count = &d->work_bytes;
-    int r;
-
-    if ((r = take(count, "threads", n, 1, sizeof(*d->locals), &d->locals, e))) return r;
-    for (uint32_t i = 0; i < n; i++) {
-        struct local *l = &d->locals[i];
-
-        r = take(count, "row sums", d->model.hidden, 1, sizeof(float), &l->squares, e);
-        if (r) return r;
-        r = take(count, "rows", d->model.hidden, 1, sizeof(uint16_t), &l->row, e);
-        if (r) return r;
-        r = take(count, "sampling", d->model.vocab, 1, sizeof(uint64_t), &l->order, e);
-        if (r) return r;
-    }
-    return 0;
-}
-
-static int take_panel(struct cpu_device *d, struct err *e) {
-    const struct device_limits *l = &d->limits;
-    uint32_t n_rows = l->n_rows > l->n_logit_rows ? l->n_rows : l->n_logit_rows;
-    uint32_t n_k = d->model.hidden;
-    uint64_t *count = &d->work_bytes;
-    int r;
-
-    if (d->width > n_k) n_k = d->width;
-    if (d->model.intermediate > n_k) n_k = d->model.intermediate;
-    if (n_rows > PANEL_ROWS) n_rows = PANEL_ROWS;
-    r = take(count, "panel", n_rows, n_k, sizeof(float), &d->panel.values, e);
-    if (r) return r;
-    r = take(count, "panel", n_rows, n_k / 2, sizeof(uint32_t), &d->panel.exponents, e);
-    if (r) return r;
-    return take(count, "panel", n_rows, n_k / CPU_GROUP, sizeof(uint8_t), &d->panel.kinds, e);
-}
-
-static int take_work(struct cpu_device *d, struct err *e) {
-    const struct model *m = &d->model;
-    const struct device_limits *l = &d->limits;
-    const struct {
-        const char *what;
-        uint64_t n_outer, n_inner;
-        size_t value_bytes;
-        void *out;
-    } buffers[] = {
-        {"rotary tables", l->n_positions, m->head_dim / 2, sizeof(uint16_t), &d->cos},
-        {"rotary tables", l->n_positions, m->head_dim / 2, sizeof(uint16_t), &d->sin},
-        {"residual stream", l->n_rows, m->hidden, sizeof(uint16_t), &d->x},
-        {"q, k and v", l->n_rows, d->qkv_width, sizeof(uint16_t), &d->qkv},
-        {"attention", l->n_rows, d->width, sizeof(uint16_t), &d->attended},
-        {"feed-forward", l->n_rows, m->intermediate, sizeof(uint16_t), &d->h},
-        {"logits", l->n_logit_rows, m->vocab, sizeof(float), &d->logits},
-        {"rows of a step", l->n_rows, 1, sizeof(*d->rows), &d->rows},
-        {"page tables", l->n_seqs, l->n_seq_pages, sizeof(*d->pages), &d->pages},
-        {"wants", l->n_wants, 1, sizeof(*d->wants), &d->wants},
-        {"results", l->n_wants, 1, sizeof(*d->results), &d->results},
-        {"flags", l->n_rows, 1, sizeof(*d->flagged), &d->flagged},
-    };
-    int r;
-
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
-        r = take(&d->work_bytes, buffers[i].what, buffers[i].n_outer, buffers[i].n_inner,
-                 buffers[i].value_bytes, buffers[i].out, e);
-        if (r) return r;
-    }
-    if ((r = take_panel(d, e))) return r;
-    return take_locals(d, e);
-}
-
-static int load(struct device *dev, const struct model *m, struct weights *w,
-                const struct device_limits *limits, struct err *e) {
-    struct cpu_device *d = self(dev);
-    int r;
-
-    ASSERT(!d->loaded);
-    ASSERT(limits->n_rows > 0 && limits->n_rows <= DEVICE_ROWS_MAX);
-    ASSERT(m->hidden % CPU_GROUP == 0 && m->intermediate % CPU_GROUP == 0);
-    ASSERT(m->head_dim % CPU_GROUP == 0 && m->head_dim <= MODEL_HEAD_DIM_MAX);
-    ASSERT(m->n_heads % m->n_kv_heads == 0);
-    d->loaded = true;
-    d->model = *m;
-    d->limits = *limits;
-    d->width = m->n_heads * m->head_dim;
-    d->kv_width = m->n_kv_heads * m->head_dim;
-    d->qkv_width = d->width + 2 * d->kv_width;
-    /* What may be too much comes before the long reading. */
-    if ((r = take_kv(d, e))) return r;
-    if ((r = take_work(d, e))) return r;
-    if ((r = cpu_attn_open(m, limits, d->pool, d->code, &d->attn, e))) return r;
-    d->work_bytes += cpu_attn_bytes(d->attn);
-    rope_tables(m, limits->n_positions, d->cos, d->sin);
-    return cpu_weights_load(m, w, &d->weights, e);
 }
 
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
@@ -292,7 +81,7 @@ static void make_ready(const struct stage *s, uint32_t i, const uint16_t *row, u
     const uint32_t n = d->panel.n_k;
 
     if (s->norm) {
-        struct local *l = &d->locals[thread];
+        struct cpu_local *l = &d->locals[thread];
 
         cpu_row_norm(row, s->norm, n, d->model.rms_eps, s->norm_run, l->squares, l->row);
         row = l->row;
@@ -348,7 +137,7 @@ static void rotate_row(const struct stage *s, uint32_t row) {
     for (uint32_t i = 0; i < m->n_heads + m->n_kv_heads; i++)
         cpu_row_rotate(qkv + i * dim, dim, d->cos + table, d->sin + table);
     for (uint32_t i = 0; i < m->n_kv_heads; i++) {
-        const size_t at = s->layer_index * d->layer_words +
+        const size_t at = s->layer * d->layer_words +
                           ((size_t)page * m->n_kv_heads + i) * cpu_attn_page_words(dim);
 
         cpu_attn_store(d->keys + at, d->values + at, dim, slot, qkv + d->width + i * dim,
@@ -367,12 +156,8 @@ static void item_rotate(void *ctx, uint32_t item, uint32_t thread) {
 static int attn_in(struct device *dev, uint32_t layer, const struct schedule *sch, struct err *e) {
     struct cpu_device *d = self(dev);
     const struct cpu_layer *l = &d->weights->layers[layer];
-    struct stage s = {.d = d,
-                      .layer = l,
-                      .layer_index = layer,
-                      .norm = l->norm_in,
-                      .norm_run = sch->norm_run,
-                      .from = d->x};
+    struct stage s = {
+        .d = d, .layer = layer, .norm = l->norm_in, .norm_run = sch->norm_run, .from = d->x};
 
     (void)e;
     product(&s, &l->qkv, sch->qkv, out_qkv, item_rotate);
@@ -519,8 +304,8 @@ static int copy(struct device *dev, struct device_result *out_results, uint8_t *
     struct cpu_device *d = self(dev);
 
     (void)e;
-    memcpy(out_results, d->results, d->n_wants * sizeof(*out_results));
-    memcpy(out_flagged, d->flagged, d->n_rows);
+    if (d->n_wants) memcpy(out_results, d->results, d->n_wants * sizeof(*out_results));
+    if (d->n_rows) memcpy(out_flagged, d->flagged, d->n_rows);
     return 0;
 }
 
@@ -627,8 +412,8 @@ static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *ou
 
 static const struct device_ops ops = {
     .name = "cpu",
-    .close = close_device,
-    .load = load,
+    .close = device_cpu_close,
+    .load = device_cpu_load,
     .upload = upload,
     .embed = embed,
     .attn_in = attn_in,
@@ -662,7 +447,7 @@ int device_cpu_open(const struct device_cpu_options *options, struct device **ou
         free(d);
         return r;
     }
-    for (uint32_t i = 0; i < N_BF16; i++)
+    for (uint32_t i = 0; i < DEVICE_CPU_BF16; i++)
         d->silu[i] = num_to_bf16(num_silu(num_from_bf16((uint16_t)i)));
     *out_dev = &d->base;
     return 0;

@@ -458,7 +458,7 @@ static const struct {
       .rms_eps = 1e-5f,
       .rope_theta = 1e4},
      CANONICAL,
-     {{700, 513, 130}, 200},
+     {{700, 513, 130}, 300},
      false},
     {"more splits, tuned",
      {.n_layers = 1,
