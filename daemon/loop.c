@@ -61,6 +61,7 @@ struct loop {
     uint64_t deadline_ms; /* of the phase */
     uint64_t accept_ms;   /* accepting pauses until then; 0: it does not */
     uint64_t status_ms, extend_ms;
+    uint64_t timer_ms; /* when the timer goes off */
     uint64_t n_accepted;
     struct conn **conns; /* [config->max_connections] */
     uint32_t *wants;     /* what epoll was told of each */

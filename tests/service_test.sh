@@ -2,7 +2,7 @@
 # Shows the daemon as a service on private sockets: settings, exit codes, what systemd is told,
 # sockets handed over and its own, and that every way of stopping it ends within its bound.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 daemon=${BUILD:-build}/llm42d
 model=$PWD/tests/data/verse-4m
 [ -x "$daemon" ] || { echo "skipped: $daemon is not built"; exit 77; }
@@ -103,6 +103,7 @@ is "the first lives on" "length 5" "$(client generate "$socket" 5)"
 open_now() { find "/proc/$pid/fd" -mindepth 1 | wc -l; }
 before=$(open_now)
 client churn "$socket" 200
+# shellcheck disable=SC2016 # for eval, each time anew
 until_true eval '[ "$(open_now)" -le "$before" ]'
 is "descriptors after 200 clients that went" "$before" "$(open_now)"
 is "and it answers" "length 5" "$(client generate "$socket" 5)"

@@ -3,7 +3,7 @@
 # machine: start returns when a request succeeds, a request starts the service through its socket,
 # hardening leaves it able to work, a failure restarts it or does not, stop drains.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 
 if [ "${1:-}" != --inside ]; then
