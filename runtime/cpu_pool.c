@@ -22,6 +22,12 @@ enum {
     YIELD_NS = 50000, /* an item's thread may have lost its processor: leave ours to it */
 };
 
+/* What a thread is told when it starts. */
+struct start {
+    struct cpu_pool *pool;
+    uint32_t thread;
+};
+
 /* A job is one word: its number, and how many of its items nobody has claimed.  A claim is one
  * compare-and-exchange of it, so nobody claims from a job that has passed. */
 struct cpu_pool {
@@ -38,11 +44,7 @@ struct cpu_pool {
 
     uint32_t n_threads, n_started;
     pthread_t threads[CPU_POOL_THREADS_MAX];
-};
-
-struct start {
-    struct cpu_pool *pool;
-    uint32_t thread;
+    struct start starts[CPU_POOL_THREADS_MAX];
 };
 
 static uint64_t now_ns(void) {
@@ -87,15 +89,14 @@ static void ring(struct cpu_pool *p) {
 }
 
 static void *thread_main(void *arg) {
-    struct start start = *(struct start *)arg;
-    struct cpu_pool *p = start.pool;
+    const struct start *start = arg;
+    struct cpu_pool *p = start->pool;
     uint64_t idle_since = now_ns();
     uint32_t bell = 0;
 
-    free(arg);
     for (uint32_t look = 1; !atomic_load_explicit(&p->closing, memory_order_relaxed); look++) {
         if ((uint32_t)atomic_load_explicit(&p->job, memory_order_relaxed)) {
-            work(p, start.thread);
+            work(p, start->thread);
             idle_since = now_ns();
             look = 0;
         } else if (look % SPIN_CHECK == 0 && now_ns() - idle_since > SPIN_NS) {
@@ -110,21 +111,16 @@ static void *thread_main(void *arg) {
 }
 
 static int start_thread(struct cpu_pool *p, uint32_t thread) {
-    struct start *start = malloc(sizeof(*start));
     sigset_t all, before;
     int r;
 
-    if (!start) return ENOMEM;
-    *start = (struct start){p, thread};
+    p->starts[thread] = (struct start){p, thread};
     /* Signals are for the daemon's own thread. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    r = pthread_create(&p->threads[p->n_started], NULL, thread_main, start);
+    r = pthread_create(&p->threads[p->n_started], NULL, thread_main, &p->starts[thread]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (r)
-        free(start);
-    else
-        p->n_started++;
+    if (r == 0) p->n_started++;
     return r;
 }
 
