@@ -1,0 +1,46 @@
+/* bench_verbs - what llm42-bench measures: a function a verb, and their common options.
+ *
+ * Owns:   nothing.
+ * Thread: one.
+ * Fails:  with an exit code (enum bench_exit), the reason on stderr. */
+#ifndef LLM42D_TOOLS_BENCH_VERBS_H
+#define LLM42D_TOOLS_BENCH_VERBS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tools/bench_report.h"
+
+enum { BENCH_SETS_MAX = 32, BENCH_RUNS = 3 };
+
+struct bench_options {
+    struct bench_report report;
+    const char *model;    /* folder */
+    uint32_t n_threads;   /* 0: one a processor */
+    const char *policy;   /* canonical, tuned, auto, all */
+    const char *socket;   /* of a running daemon */
+    const char *daemon;   /* program to start */
+    const char *trace;    /* CSV of lengths, or NULL */
+    uint32_t n_requests;  /* of a load */
+    uint32_t concurrency; /* in flight at once, at most */
+    uint32_t max_tokens;  /* of one request */
+    double share;         /* of deterministic requests */
+    double temperature;   /* of every request of a load */
+    double rate;          /* arrivals a second; 0: all at once */
+    uint64_t seed;        /* of lengths, arrivals and who is deterministic */
+    uint32_t n_pings;
+    uint32_t n_sets;
+    const char *sets[BENCH_SETS_MAX]; /* SECTION.KEY=VALUE for the daemon started */
+};
+
+int bench_twin(const struct bench_options *o);   /* bench_twin.c: products, attention, sampling */
+int bench_stage(const struct bench_options *o);  /* bench_stage.c: where a step's time goes */
+int bench_engine(const struct bench_options *o); /* bench_engine.c: tokens a second, in process */
+int bench_serve(const struct bench_options *o);  /* bench_serve.c: latencies over the socket */
+int bench_start(const struct bench_options *o);  /* bench_start.c: readiness and memory */
+
+/* Text whose pieces are prompts. */
+extern const char bench_text[];
+
+#endif

@@ -1,0 +1,254 @@
+/* llm42-bench - figures of this machine: of the twin, the engine, and a daemon. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/bench_client.h"
+
+enum { THREADS_MAX = 256, PINGS_MAX = 1000000, TOKENS_MAX = 1 << 20 };
+
+static const char usage[] =
+    "usage: llm42-bench [VERB] [OPTION...]\n"
+    "\n"
+    "  (none)   twin, then engine\n"
+    "  twin     the twin's products, attention and sampling by one thread, and where\n"
+    "           the time of a step goes\n"
+    "  engine   tokens a second of an engine in this process\n"
+    "  serve    a load upon a running daemon: throughput and latencies\n"
+    "  start    starts a daemon of its own: time to READY=1, memory, PING; stops it\n"
+    "\n"
+    "  --json                     an object a line: conditions, notes, figures\n"
+    "  --model DIR                twin, engine, start (tests/data/verse-4m)\n"
+    "  --threads N                twin (stages), engine, start: 1 to 256 (one a processor)\n"
+    "  --policy P                 engine, start: canonical, tuned, auto; engine also all\n"
+    "                             (canonical)\n"
+    "  --socket PATH              serve: of the daemon (/run/llm42/llm42d.sock, or LLM42_SOCKET)\n"
+    "  --requests N               serve: requests in all (64)\n"
+    "  --concurrency C            serve: in flight at most, 1 to 4096 (16)\n"
+    "  --rate QPS                 serve: arrivals a second, Poisson; 0: one as another ends (0)\n"
+    "  --deterministic-share R    serve, start: 0 to 1, drawn for each request (0.5)\n"
+    "  --max-tokens M             serve: output tokens of a request at most (64)\n"
+    "  --temperature T            serve, start: of every request (0)\n"
+    "  --trace FILE               serve: CSV of lengths, one row drawn for each request; columns\n"
+    "                             prompt,output or ContextTokens,GeneratedTokens or\n"
+    "                             num_prefill_tokens,num_decode_tokens\n"
+    "  --seed S                   of arrivals, lengths and draws (1)\n"
+    "  --pings N                  serve, start: round trips (2000)\n"
+    "  --daemon PATH              start: the program (beside this one)\n"
+    "  --set SECTION.KEY=VALUE    start: a setting of it, up to 32 times\n"
+    "  --version, --help\n"
+    "\n"
+    "Every figure says what it is of, its unit and, where there is one, its target.  Times are\n"
+    "CLOCK_MONOTONIC; a figure taken while other work runs is not one.\n"
+    "exit status: 0 done, 1 failed, 2 usage, 7 daemon not reachable\n";
+
+enum flag {
+    HELP = 1,
+    VERSION,
+    JSON,
+    MODEL,
+    THREADS,
+    POLICY,
+    SOCKET,
+    REQUESTS,
+    CONCURRENCY,
+    RATE,
+    SHARE,
+    TOKENS,
+    TEMPERATURE,
+    TRACE,
+    SEED,
+    PINGS,
+    DAEMON,
+    SET,
+};
+
+static const struct option options[] = {
+    {"help", no_argument, NULL, HELP},
+    {"version", no_argument, NULL, VERSION},
+    {"json", no_argument, NULL, JSON},
+    {"model", required_argument, NULL, MODEL},
+    {"threads", required_argument, NULL, THREADS},
+    {"policy", required_argument, NULL, POLICY},
+    {"socket", required_argument, NULL, SOCKET},
+    {"requests", required_argument, NULL, REQUESTS},
+    {"concurrency", required_argument, NULL, CONCURRENCY},
+    {"rate", required_argument, NULL, RATE},
+    {"deterministic-share", required_argument, NULL, SHARE},
+    {"max-tokens", required_argument, NULL, TOKENS},
+    {"temperature", required_argument, NULL, TEMPERATURE},
+    {"trace", required_argument, NULL, TRACE},
+    {"seed", required_argument, NULL, SEED},
+    {"pings", required_argument, NULL, PINGS},
+    {"daemon", required_argument, NULL, DAEMON},
+    {"set", required_argument, NULL, SET},
+    {NULL, 0, NULL, 0},
+};
+
+static int number(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *out) {
+    char *end;
+    const uint64_t value = strtoull(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end || value < min || value > max) {
+        bench_say("--%s %s: a whole number, %llu to %llu", name, text, (unsigned long long)min,
+                  (unsigned long long)max);
+        return BENCH_USAGE;
+    }
+    *out = value;
+    return BENCH_OK;
+}
+
+static int real(const char *name, const char *text, double max, double *out) {
+    char *end;
+    const double value = strtod(text, &end);
+
+    if (end == text || *end || !(value >= 0 && value <= max)) {
+        bench_say("--%s %s: a number, 0 to %g", name, text, max);
+        return BENCH_USAGE;
+    }
+    *out = value;
+    return BENCH_OK;
+}
+
+/* Options with a number. */
+static int take_number(struct bench_options *o, int flag, const char *name, const char *text) {
+    uint64_t n = 0;
+    int r = BENCH_OK;
+
+    switch (flag) {
+    case THREADS:
+        if ((r = number(name, text, 1, THREADS_MAX, &n)) == BENCH_OK) o->n_threads = (uint32_t)n;
+        break;
+    case REQUESTS:
+        r = number(name, text, 1, BENCH_REQUESTS_MAX, &n);
+        if (r == BENCH_OK) o->n_requests = (uint32_t)n;
+        break;
+    case CONCURRENCY:
+        r = number(name, text, 1, LLM42_REQUESTS_MAX, &n);
+        if (r == BENCH_OK) o->concurrency = (uint32_t)n;
+        break;
+    case TOKENS:
+        if ((r = number(name, text, 1, TOKENS_MAX, &n)) == BENCH_OK) o->max_tokens = (uint32_t)n;
+        break;
+    case PINGS:
+        if ((r = number(name, text, 1, PINGS_MAX, &n)) == BENCH_OK) o->n_pings = (uint32_t)n;
+        break;
+    case SEED:
+        return number(name, text, 0, UINT64_MAX / 8, &o->seed);
+    case RATE:
+        return real(name, text, 1e6, &o->rate);
+    case SHARE:
+        return real(name, text, 1, &o->share);
+    case TEMPERATURE:
+        return real(name, text, 128, &o->temperature);
+    default:
+        return BENCH_USAGE;
+    }
+    return r;
+}
+
+static int take(struct bench_options *o, int flag, const char *name, const char *text) {
+    switch (flag) {
+    case JSON:
+        o->report.json = true;
+        return BENCH_OK;
+    case MODEL:
+        o->model = text;
+        return BENCH_OK;
+    case POLICY:
+        o->policy = text;
+        return BENCH_OK;
+    case SOCKET:
+        o->socket = text;
+        return BENCH_OK;
+    case TRACE:
+        o->trace = text;
+        return BENCH_OK;
+    case DAEMON:
+        o->daemon = text;
+        return BENCH_OK;
+    case SET:
+        if (o->n_sets == BENCH_SETS_MAX) {
+            bench_say("--set: %d at most", BENCH_SETS_MAX);
+            return BENCH_USAGE;
+        }
+        o->sets[o->n_sets++] = text;
+        return BENCH_OK;
+    default:
+        return take_number(o, flag, name, text);
+    }
+}
+
+/* llm42d in the folder that this program is in. */
+static const char *daemon_beside(const char *program) {
+    static char path[4096];
+    const char *slash = strrchr(program, '/');
+
+    if (!slash) return "/usr/sbin/llm42d";
+    snprintf(path, sizeof(path), "%.*s/llm42d", (int)(slash - program), program);
+    return path;
+}
+
+static int run(const char *verb, const struct bench_options *o) {
+    static const struct {
+        const char *verb;
+        int (*run)(const struct bench_options *o);
+    } parts[] = {
+        {"twin", bench_twin},   {"twin", bench_stage},  {"engine", bench_engine},
+        {"serve", bench_serve}, {"start", bench_start},
+    };
+    const bool all = verb[0] == '\0';
+    int r = BENCH_USAGE;
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        const bool ours = all ? parts[i].run != bench_serve && parts[i].run != bench_start
+                              : strcmp(parts[i].verb, verb) == 0;
+
+        if (!ours) continue;
+        if (r == BENCH_USAGE) bench_report_conditions(&o->report, all ? "twin, engine" : verb);
+        r = parts[i].run(o);
+        if (r != BENCH_OK) return r;
+    }
+    if (r == BENCH_USAGE) bench_say("%s is no verb; see llm42-bench --help", verb);
+    return r;
+}
+
+int main(int argc, char **argv) {
+    const char *socket = getenv("LLM42_SOCKET");
+    struct bench_options o = {.model = "tests/data/verse-4m",
+                              .policy = "canonical",
+                              .socket = socket && *socket ? socket : "/run/llm42/llm42d.sock",
+                              .daemon = daemon_beside(argv[0]),
+                              .n_requests = 64,
+                              .concurrency = 16,
+                              .max_tokens = 64,
+                              .share = 0.5,
+                              .seed = 1,
+                              .n_pings = 2000};
+    const char *verb = "";
+    int flag, index = 0, r;
+
+    while ((flag = getopt_long(argc, argv, "", options, &index)) != -1) {
+        if (flag == HELP) {
+            fputs(usage, stdout);
+            return BENCH_OK;
+        }
+        if (flag == VERSION) {
+            printf("llm42-bench %s\n", LLM42_VERSION);
+            return BENCH_OK;
+        }
+        if (flag == '?') return BENCH_USAGE; /* getopt has said why */
+        r = take(&o, flag, options[index].name, optarg);
+        if (r != BENCH_OK) return r;
+    }
+    if (optind < argc) verb = argv[optind++];
+    if (optind < argc) {
+        bench_say("%s is one argument too many; see llm42-bench --help", argv[optind]);
+        return BENCH_USAGE;
+    }
+    r = run(verb, &o);
+    if (fflush(stdout) == 0 && !ferror(stdout)) return r;
+    bench_say("cannot write the output");
+    return BENCH_FAILED;
+}
