@@ -25,7 +25,7 @@ static uint32_t next(void) {
 }
 
 /* Data of one flavour: what a stretch of weights or activations may hold. */
-enum flavour { NORMAL, TINY, HUGE_VALUES, WIDE, SUBNORMAL, ZEROS, SPECIAL, ANY, N_FLAVOURS };
+enum flavour { NORMAL, TINY, HUGE_VALUES, WIDE, SUBNORMAL, ZEROS, SPECIAL, FULL, ANY, N_FLAVOURS };
 
 static uint16_t value(enum flavour f) {
     uint32_t r = next(), sign = r & 0x8000, fraction = r & 0x7f;
@@ -147,13 +147,14 @@ static void fill(uint16_t *x, int n, enum flavour f, uint32_t odds, bool mirrore
 
 /* Every pair of flavours, and flavours that change within a chain. */
 static void test_hostile(void **state) {
-    enum { N_ROWS = 4, N_K = 64, N_BLOCKS = 3, N_OUT = N_BLOCKS * CPU_LANES };
-    static const float starts[] = {0.0f, -0.0f, 1.0f, -3e38f, 1e-40f, 0x1p-126f, 0x1p100f};
+    enum { N_ROUNDS = 1500, N_ROWS = 4, N_K = 64, N_BLOCKS = 3, N_OUT = N_BLOCKS * CPU_LANES };
+    static const float starts[] = {0.0f,      -0.0f,    1.0f,           -3e38f, 1e-40f,
+                                   0x1p-126f, 0x1p100f, 0x1.fffffep+1f, 3.5f,   0x1p-103f};
     uint16_t x[N_ROWS][N_K], w[N_OUT][N_K];
     uint32_t pairs[N_BLOCKS][N_K / 2][CPU_LANES], n_valid[N_ROWS];
 
     (void)state;
-    for (int round = 0; round < 1500; round++) {
+    for (int round = 0; round < N_ROUNDS; round++) {
         enum flavour fx = next() % N_FLAVOURS, fw = next() % N_FLAVOURS;
         float c[N_ROWS][N_OUT], want[N_ROWS][N_OUT];
 
@@ -171,7 +172,7 @@ static void test_hostile(void **state) {
                 uint16_t valid[N_K] = {0};
 
                 memcpy(valid, w[n], n_valid[r] * sizeof(uint16_t));
-                c[r][n] = starts[next() % 7];
+                c[r][n] = starts[next() % 10];
                 want[r][n] = mma_chain(c[r][n], x[r], valid, N_K);
             }
         for (size_t i = 0; i < n_codes; i++) {

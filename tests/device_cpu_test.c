@@ -619,6 +619,13 @@ static void test_refused(void **state) {
     }
 }
 
+/* The factor of the scores, by its bits as SPEC 2.7 has them: twin and reference compute it. */
+static void test_factor(void **state) {
+    (void)state;
+    assert_int_equal(num_bits((float)(0x1.71547652b82fep+0 / sqrt(64.0))), 0x3e38aa3b);
+    assert_int_equal(num_bits((float)(0x1.71547652b82fep+0 / sqrt(128.0))), 0x3e0293ee);
+}
+
 static void test_describe(void **state) {
     struct weights *w = made_up_weights(&cases[0].m, false);
     struct device *dev = open_device(&cases[0].m, w, 2, true);
@@ -653,7 +660,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_models),        cmocka_unit_test(test_verse),
         cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_describe),
+        cmocka_unit_test(test_describe),      cmocka_unit_test(test_factor),
     };
 
     return cmocka_run_group_tests_name("device_cpu", tests, make_folder, remove_folder);
