@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -26,11 +27,26 @@ enum {
 
 struct child {
     char folder[PATH_BYTES], socket[PATH_BYTES], admin[PATH_BYTES], notify[PATH_BYTES];
-    char config[PATH_BYTES];
+    char config[PATH_BYTES], log[PATH_BYTES];
     int notify_fd;
     pid_t pid; /* 0: none runs */
     int64_t begin_ns;
 };
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number) {
+    (void)number;
+    interrupted = 1;
+}
+
+/* A signal ends what waits, and so the daemon and its folder go too. */
+static void signals_take(void) {
+    struct sigaction action = {.sa_handler = on_signal};
+
+    (void)sigaction(SIGINT, &action, NULL);
+    (void)sigaction(SIGTERM, &action, NULL);
+}
 
 /* A folder with an empty configuration, and a socket that plays systemd. */
 static int folder_make(struct child *c) {
@@ -43,6 +59,7 @@ static int folder_make(struct child *c) {
     snprintf(c->admin, sizeof(c->admin), "%.32s/admin", c->folder);
     snprintf(c->notify, sizeof(c->notify), "%.32s/notify", c->folder);
     snprintf(c->config, sizeof(c->config), "%.32s/conf", c->folder);
+    snprintf(c->log, sizeof(c->log), "%.32s/log", c->folder);
     fd = open(c->config, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) return -errno;
     close(fd);
@@ -60,14 +77,24 @@ static void folder_remove(struct child *c) {
     (void)unlink(c->admin);
     (void)unlink(c->notify);
     (void)unlink(c->config);
+    (void)unlink(c->log);
     (void)rmdir(c->folder);
+}
+
+/* What the daemon had to say, where it failed. */
+static void log_show(const struct child *c) {
+    char line[4096];
+    FILE *f = fopen(c->log, "re");
+
+    while (f && fgets(line, sizeof(line), f)) fprintf(stderr, "llm42d: %s", line);
+    if (f) fclose(f);
 }
 
 /* Runs in the child. */
 static void daemon_exec(const struct bench_options *o, const struct child *c) {
     const char *args[ARGS_MAX] = {o->daemon, "--config", c->config};
     char model[4096], socket[128], admin[128], threads[64], policy[64];
-    int n = 3;
+    int n = 3, fd;
 
     char *whole = realpath(o->model, NULL); /* NULL: let the daemon say what is wrong */
 
@@ -87,6 +114,9 @@ static void daemon_exec(const struct bench_options *o, const struct child *c) {
         args[n++] = o->sets[i];
     }
     args[n] = NULL;
+    fd = open(c->log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0) (void)dup2(fd, STDERR_FILENO);
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     (void)setenv("NOTIFY_SOCKET", c->notify, 1);
     (void)unsetenv("WATCHDOG_USEC");
     (void)unsetenv("LISTEN_FDS");
@@ -109,7 +139,7 @@ static int ready_wait(struct child *c) {
     char message[4096];
     int status;
 
-    while (bench_now_ns() < end_ns) {
+    while (!interrupted && bench_now_ns() < end_ns) {
         struct pollfd fd = {.fd = c->notify_fd, .events = POLLIN};
         ssize_t n;
 
@@ -126,7 +156,7 @@ static int ready_wait(struct child *c) {
             return BENCH_FAILED;
         }
     }
-    bench_say("no READY=1 within %d s", READY_WAIT_MS / 1000);
+    if (!interrupted) bench_say("no READY=1 within %d s", READY_WAIT_MS / 1000);
     return BENCH_FAILED;
 }
 
@@ -260,9 +290,11 @@ int bench_start(const struct bench_options *o) {
         return BENCH_FAILED;
     }
     bench_report_section(&o->report, "Start: %s, %s, policy %s", o->daemon, o->model, o->policy);
+    signals_take();
     r = child_start(o, &c);
     if (r == BENCH_OK) r = measure(o, &c);
     stopped = child_stop(o, &c);
+    if (r != BENCH_OK || stopped != BENCH_OK) log_show(&c);
     folder_remove(&c);
     return r != BENCH_OK ? r : stopped;
 }

@@ -83,6 +83,38 @@ static void *take(size_t n, size_t value_bytes) {
     return p;
 }
 
+/* ---- Memory ---- */
+
+enum { READ_WORDS = 32 << 20 }; /* 256 MiB: no cache holds it */
+
+struct reading {
+    uint64_t *words;
+    uint64_t sum;
+};
+
+static void read_run(void *ctx) {
+    struct reading *r = ctx;
+    uint64_t sums[4] = {0};
+
+    for (size_t i = 0; i < READ_WORDS; i += 4)
+        for (size_t k = 0; k < 4; k++) sums[k] += r->words[i + k];
+    r->sum += sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+/* What bounds a product of one row with a matrix that no cache holds, as the head's. */
+static void memory(struct twin *t) {
+    struct reading r = {.words = take(READ_WORDS, sizeof(uint64_t))};
+    const double rate = READ_WORDS * 8.0 / median_ns(read_run, &r);
+
+    bench_report_section(t->report, "Memory, one thread");
+    bench_report_figure(t->report, "twin.read", rate, "GB/s", (struct bench_target){0, false},
+                        "reading 256 MiB");
+    bench_report_figure(t->report, "twin.bound", rate / 2, "GMAC/s",
+                        (struct bench_target){0, false},
+                        "bound by it, 1 row, weights of 2 bytes out of memory");
+    free(r.words);
+}
+
 /* ---- Products ---- */
 
 struct shape {
@@ -394,6 +426,7 @@ int bench_twin(const struct bench_options *o) {
         bench_say("%s", e.text);
         return BENCH_FAILED;
     }
+    memory(&t);
     products(&t);
     r = attention(&t);
     if (r == BENCH_OK && t.code != &cpu_code_portable) {
