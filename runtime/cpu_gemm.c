@@ -12,9 +12,9 @@ enum {
     E_BIAS = 254, /* of an exponent that is the sum of two exponent fields */
     E_MIN = -101,
     E_MAX = 121,
-    MAGNITUDE_MAX = 0x7cffffff,
-    ITEMS_PER_THREAD = 8,    /* a late thread costs at most one of them */
-    ITEM_STEPS_MIN = 1 << 8, /* of 16 x 8; less is not worth a turn */
+    MAGNITUDE_MAX = 0x7bffffff, /* of a sum of 17 that is known to fit 32 bits */
+    ITEMS_PER_THREAD = 8,       /* a late thread costs at most one of them */
+    ITEM_STEPS_MIN = 1 << 8,    /* of 16 x 8; less is not worth a turn */
     ROWS_AT_ONCE = 4,
     BLOCKS_AT_ONCE = 4, /* even: a block of gate stays with its block of up */
 };

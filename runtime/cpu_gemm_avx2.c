@@ -82,7 +82,7 @@ TILE void tile(const struct cpu_chain *ch, uint32_t row, uint32_t block, const i
     const __m256i e_min = _mm256_set1_epi32((254 - 101) << 23);
     const __m256i e_span = _mm256_set1_epi32((101 + 121) << 23);
     const __m256i w_max = _mm256_set1_epi16((short)(CPU_FIELD_MAX << 7));
-    const __m256i magnitude_max = _mm256_set1_epi32(0x7cffffff);
+    const __m256i magnitude_max = _mm256_set1_epi32(0x7bffffff);
     const int n = n_rows * n_blocks;
     __m256 acc[TILE_MAX];
     float *c[TILE_MAX];
@@ -155,7 +155,8 @@ TILE void tile(const struct cpu_chain *ch, uint32_t row, uint32_t block, const i
             }
         }
         UNROLL for (int i = 0; i < n; i++) {
-            /* 17 addends may leave 32 bits, by less than 2^26: the magnitude then shows it. */
+            /* At most 16 * 255^2 * 2^11 + 2^26, which may leave 32 bits: what is left then is a
+             * magnitude of 0x7cff8001 or more. */
             __m256i magnitude = _mm256_abs_epi32(sum[i]);
             __m256 unit = _mm256_castsi256_ps(
                 _mm256_sub_epi32(e[i], _mm256_set1_epi32((254 + 25 - 127) << 23)));

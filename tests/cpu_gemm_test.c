@@ -211,6 +211,74 @@ static void test_hostile(void **state) {
     }
 }
 
+/* One step of sixteen equal products: where the fast path ends, and what lies beyond. */
+static void test_edges(void **state) {
+    static const struct {
+        const char *why;
+        uint32_t c;
+        uint16_t a, b;
+    } edges[] = {
+        {"a sum that leaves 32 bits", 0x3fffffff, 0x3fff, 0x3fff},
+        {"and downward", 0xbfffffff, 0x3fff, 0xbfff},
+        {"almost", 0x3c000000, 0x3fff, 0x3fff},
+        {"zero times infinity", 0x3f800000, 0x0000, 0x7f80},
+        {"zero times NaN", 0x00000000, 0x8000, 0xffff},
+        {"infinity times zero", 0x3f800000, 0xff80, 0x0000},
+        {"an infinite accumulator", 0x7f800000, 0x3f80, 0x3f80},
+        {"an infinite one, nothing to add", 0xff800000, 0x0000, 0x3f80},
+        {"a NaN for an accumulator", 0x7fffffff, 0x3f80, 0x3f80},
+        {"the largest accumulator", 0x7f7fffff, 0x3f80, 0x3f80},
+        {"values just below 2^25", 0x3f800000, 0x4bff, 0x4bff},
+        {"values of 2^25", 0x3f800000, 0x4c00, 0x4c00},
+        {"the least exponent, 2^-101", 0x00000000, 0x2680, 0x2600},
+        {"one less", 0x00000000, 0x2600, 0x2600},
+        {"a subnormal times a large value", 0x00000000, 0x0001, 0x7f00},
+        {"a large value times a subnormal", 0x0d000000, 0x7f00, 0x0040},
+        {"subnormals beside 2^-101", 0x0d000000, 0x4bff, 0x007f},
+        {"a subnormal accumulator", 0x007fffff, 0x0000, 0x0000},
+        {"a subnormal accumulator beside 1", 0x007fffff, 0x3f80, 0x3d80},
+    };
+    enum { N_ROWS = 5, N_BLOCKS = 5, N_OUT = N_BLOCKS * CPU_LANES };
+    uint32_t w[N_BLOCKS][CPU_PAIRS][CPU_LANES];
+    uint16_t x[N_ROWS][CPU_GROUP], b[CPU_GROUP];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(edges) / sizeof(edges[0]); i++)
+        for (size_t j = 0; j < n_codes; j++)
+            for (uint32_t n_rows = 1; n_rows <= N_ROWS; n_rows++) {
+                struct operand o = {.x = x[0]};
+                float c[N_ROWS][N_OUT], want;
+                struct cpu_chain ch = {.w = w[0][0],
+                                       .block_stride = CPU_PAIRS * CPU_LANES,
+                                       .pair_stride = CPU_LANES,
+                                       .n_k = CPU_GROUP,
+                                       .c = c[0],
+                                       .c_stride = N_OUT,
+                                       .n_rows = n_rows,
+                                       .n_blocks = N_BLOCKS,
+                                       .n_groups = 1};
+
+                for (uint32_t k = 0; k < N_ROWS * CPU_GROUP; k++)
+                    x[k / CPU_GROUP][k % CPU_GROUP] = edges[i].a;
+                for (uint32_t k = 0; k < CPU_GROUP; k++) b[k] = edges[i].b;
+                for (uint32_t k = 0; k < N_OUT * CPU_PAIRS; k++)
+                    w[k / 64][k / 8 % 8][k % 8] = edges[i].b * 0x10001u;
+                for (uint32_t k = 0; k < N_ROWS * N_OUT; k++)
+                    c[k / N_OUT][k % N_OUT] = num_from_bits(edges[i].c);
+                want = mma_step(c[0][0], x[0], b);
+                operand_open(&o, codes[j], N_ROWS, CPU_GROUP);
+                ch.values = o.rows.values;
+                ch.exponents = o.rows.exponents;
+                ch.kinds = o.rows.kinds;
+                codes[j]->chain(&ch);
+                for (uint32_t k = 0; k < n_rows * N_OUT; k++)
+                    if (num_bits(c[k / N_OUT][k % N_OUT]) != num_bits(want))
+                        fail_msg("%s, %s: %08x, not %08x", edges[i].why, codes[j]->name,
+                                 num_bits(c[k / N_OUT][k % N_OUT]), num_bits(want));
+                operand_close(&o);
+            }
+}
+
 struct result {
     float *y;
     uint32_t n, n_blocks;
@@ -345,9 +413,9 @@ static void test_pool(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_card),     cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_weigh),
-        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_card),  cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_edges), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_weigh), cmocka_unit_test(test_pool),
     };
 
     codes[n_codes++] = &cpu_code_portable;
