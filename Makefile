@@ -22,11 +22,12 @@ Q          := $(if $(V),,@)
 
 # The daemon and all it computes with; the client library; the tools.
 parts    := $(filter-out daemon/main.c,$(wildcard runtime/*.c daemon/*.c))
-client   := $(wildcard tools/client*.c) daemon/wire.c
+client   := $(wildcard tools/client*.c) daemon/wire.c daemon/wire_name.c
 objects  := $(parts:%.c=$(BUILD)/%.o) $(BUILD)/runtime/ex2_sm90.o
-programs := $(BUILD)/llm42d $(BUILD)/llm42ctl $(BUILD)/llm42-bench $(BUILD)/gguf2st
+programs := $(BUILD)/llm42d $(BUILD)/llm42ctl $(BUILD)/llm42-bench
 tests    := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/*_test.c))
 fuzzers  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/*_fuzz.c))
+receipts := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/receipt*.c))
 pages    := $(wildcard docs/*.[1-8].scd)
 
 all: $(programs)      ## the daemon, llm42ctl and llm42-bench
@@ -66,9 +67,12 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 	$(Q)install -m 755 $(BUILD)/llm42d $(DESTDIR)$(PREFIX)/sbin/
 	$(Q)install -m 755 $(BUILD)/llm42ctl $(BUILD)/llm42-bench $(DESTDIR)$(PREFIX)/bin/
 	$(Q)install -m 644 $(BUILD)/libllm42.a $(DESTDIR)$(PREFIX)/lib/
-	$(Q)install -m 644 tools/llm42.h $(DESTDIR)$(PREFIX)/include/
+	$(Q)sed 's|"daemon/wire.h"|"llm42_wire.h"|' tools/llm42.h > $(BUILD)/llm42.h
+	$(Q)install -m 644 $(BUILD)/llm42.h $(DESTDIR)$(PREFIX)/include/
+	$(Q)install -m 644 daemon/wire.h $(DESTDIR)$(PREFIX)/include/llm42_wire.h
 	$(Q)install -m 644 systemd/*.service systemd/*.socket $(DESTDIR)$(PREFIX)/lib/systemd/system/
 	$(Q)install -m 644 systemd/llm42d.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/llm42d.conf
+	$(Q)install -m 644 systemd/llm42d.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/llm42d.conf
 	$(Q)install -m 644 systemd/llm42d.conf $(DESTDIR)$(PREFIX)/lib/llm42/llm42d.conf
 	$(Q)install -m 644 systemd/llm42ctl.bash-completion \
 	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/llm42ctl
@@ -77,8 +81,8 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 
 uninstall:            ## what install placed, configuration aside
 	$(Q)cd $(DESTDIR)$(PREFIX) && rm -f sbin/llm42d bin/llm42ctl bin/llm42-bench lib/libllm42.a \
-	    include/llm42.h $(addprefix lib/systemd/system/,$(notdir $(wildcard systemd/*.service systemd/*.socket))) \
-	    lib/sysusers.d/llm42d.conf lib/llm42/llm42d.conf share/bash-completion/completions/llm42ctl \
+	    include/llm42.h include/llm42_wire.h $(addprefix lib/systemd/system/,$(notdir $(wildcard systemd/*.service systemd/*.socket))) \
+	    lib/sysusers.d/llm42d.conf lib/tmpfiles.d/llm42d.conf lib/llm42/llm42d.conf share/bash-completion/completions/llm42ctl \
 	    $(foreach page,$(notdir $(pages:.scd=)),share/man/man$(subst .,,$(suffix $(page)))/$(page))
 
 clean:                ## remove what was built
@@ -87,24 +91,21 @@ clean:                ## remove what was built
 help:                 ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 18
 
-$(BUILD)/llm42d.a: $(objects)
+$(BUILD)/llm42d.a: $(objects) Makefile
 	$(Q)rm -f $@
-	$(Q)$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $(filter %.o,$^)
 
-$(BUILD)/libllm42.a: $(client:%.c=$(BUILD)/%.o)
+$(BUILD)/libllm42.a: $(client:%.c=$(BUILD)/%.o) Makefile
 	$(Q)rm -f $@
-	$(Q)$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $(filter %.o,$^)
 
 $(BUILD)/llm42d: $(BUILD)/daemon/main.o $(BUILD)/llm42d.a
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
-$(BUILD)/llm42ctl: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42ctl.c tools/ctl_*.c tools/receipt.c)) $(BUILD)/libllm42.a
+$(BUILD)/llm42ctl: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42ctl.c tools/ctl_*.c tools/receipt*.c)) $(BUILD)/libllm42.a
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
 $(BUILD)/llm42-bench: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42-bench.c tools/bench_*.c)) $(BUILD)/llm42d.a $(BUILD)/libllm42.a
-	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
-
-$(BUILD)/gguf2st: $(BUILD)/tools/gguf2st.o $(BUILD)/llm42d.a
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
 $(BUILD)/%.o: %.c
@@ -120,9 +121,9 @@ $(BUILD)/runtime/ex2_sm90.o: runtime/ex2_sm90.bin
 	@mkdir -p $(@D)
 	$(Q)cd $(<D) && $(LD) -r -b binary -z noexecstack $(<F) -o $(abspath $@)
 
-$(BUILD)/tests/%_test: tests/%_test.c $(BUILD)/llm42d.a $(BUILD)/libllm42.a $(BUILD)/tools/receipt.o
+$(BUILD)/tests/%_test: tests/%_test.c $(BUILD)/llm42d.a $(BUILD)/libllm42.a $(receipts)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(BUILD)/tools/receipt.o $(BUILD)/llm42d.a \
+	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(receipts) $(BUILD)/llm42d.a \
 	    $(BUILD)/libllm42.a $(LIBS) -lcmocka -o $@
 
 $(BUILD)/tests/%_fuzz: tests/%_fuzz.c $(BUILD)/llm42d.a $(BUILD)/libllm42.a
@@ -134,6 +135,7 @@ $(BUILD)/man/%: docs/%.scd
 	@mkdir -p $(@D)
 	$(Q)scdoc < $< > $@
 
+-include ptx/kernels.mk
 -include $(wildcard $(BUILD)/*/*.d)
 .PHONY: all demo check check-unit check-service check-oracle fuzz bench lint format install \
         uninstall clean help

@@ -14,6 +14,7 @@
 
 #include "runtime/assert.h"
 #include "runtime/engine.h"
+#include "runtime/token.h"
 
 enum kind { PATH, WORD, BOOL, NUMBER, BYTES, TIME, MODE };
 
@@ -43,7 +44,7 @@ static const struct key keys[] = {
     {"engine", "max_queue", NUMBER, AT(max_queue), 0, 1023, "256", {0}},
     {"engine", "context", NUMBER, AT(context), 0, 1 << 20, "0", {0}},
     {"engine", "kv_tokens", NUMBER, AT(kv_tokens), 0, 1 << 30, "0", {0}},
-    {"engine", "step_tokens", NUMBER, AT(step_tokens), 16, DEVICE_ROWS_MAX, "256", {0}},
+    {"engine", "step_tokens", NUMBER, AT(step_tokens), 1, PLAN_STEP_TOKENS_MAX, "256", {0}},
     {"engine", "fixed_shape", BOOL, AT(fixed_shape), 0, 1, "no", {0}},
     {"server", "socket", PATH, AT(socket), 1, CONFIG_PATH_BYTES_MAX, "/run/llm42/llm42d.sock", {0}},
     {"server",
@@ -64,7 +65,7 @@ static const struct key keys[] = {
      1024,
      "320",
      {0}},
-    {"server", "max_text_bytes", BYTES, AT(max_text_bytes), 1024, 4 << 20, "4M", {0}},
+    {"server", "max_text_bytes", BYTES, AT(max_text_bytes), 1024, TOKEN_TEXT_BYTES_MAX, "1M", {0}},
     {"server", "hello_timeout", TIME, AT(hello_timeout_ms), 10, 600000, "10s", {0}},
     {"server", "slow_client_timeout", TIME, AT(slow_client_timeout_ms), 10, 3600000, "60s", {0}},
     {"server", "drain_timeout", TIME, AT(drain_timeout_ms), 0, 3600000, "30s", {0}},

@@ -372,7 +372,7 @@ static void answer_pump(struct conn *c) {
 }
 
 static void on_tokenize(struct conn *c, const struct wire_frame *f, uint64_t now_ms) {
-    struct admit_limits l = serve_limits(c->serve);
+    struct admit_limits l = request_serve_limits(c->serve);
     struct admit_refusal refusal;
     struct wire_fault why = {0};
     struct wire_tokenize t;
@@ -406,7 +406,7 @@ static void on_tokenize(struct conn *c, const struct wire_frame *f, uint64_t now
 }
 
 static void on_detokenize(struct conn *c, const struct wire_frame *f) {
-    struct admit_limits l = serve_limits(c->serve);
+    struct admit_limits l = request_serve_limits(c->serve);
     uint32_t n_ids = f->payload_bytes / 4, n_bytes;
     struct token_utf8 utf8 = {0};
     struct admit_refusal refusal;
@@ -472,7 +472,7 @@ static void on_admin_cancel(struct conn *c, const struct wire_frame *f, uint64_t
 
     if (wire_read_u64(f, &server_id) < 0) {
         fatal_text(c, now_ms, WIRE_E_FRAME, WIRE_F_NONE, "ADMIN_CANCEL has 8 bytes");
-    } else if (serve_cancel(c->serve, server_id)) {
+    } else if (request_serve_cancel(c->serve, server_id)) {
         log_line(LOG_AT_INFO, "request %" PRIu64 ": cancelled by uid %u", server_id,
                  (unsigned)c->owner.uid);
         p = out_tail(&c->owner.out, &n_max);

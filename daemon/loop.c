@@ -338,7 +338,7 @@ static void take_lost(struct loop *l, uint64_t ms) {
 
     if (read(l->lost, &n, sizeof(n)) < 0 || l->serve.lost) return;
     log_line(LOG_AT_ERROR, "the device is lost; every request fails and the daemon ends");
-    serve_events(&l->serve);
+    request_serve_events(&l->serve);
     l->serve.lost = true;
     end_begin(l, WIRE_E_DEVICE, "the device is lost", ms);
 }
@@ -357,7 +357,7 @@ static void take_event(struct loop *l, const struct epoll_event *ev, uint64_t ms
     } else if (what == &l->sources[SOURCE_TIMER]) {
         if (read(l->timer, &n, sizeof(n)) < 0) return;
     } else if (what == &l->sources[SOURCE_ENGINE]) {
-        serve_events(&l->serve);
+        request_serve_events(&l->serve);
     } else if (what == &l->sources[SOURCE_LOST]) {
         take_lost(l, ms);
     } else {
@@ -389,7 +389,7 @@ static void turn(struct loop *l) {
 
 static int loop_open(struct loop *l, struct engine *engine, struct err *e) {
     sigset_t set;
-    int r = serve_open(&l->serve, l->config, engine, now_us());
+    int r = request_serve_open(&l->serve, l->config, engine, now_us());
 
     if (r < 0) return err_set(e, r, "no memory to serve");
     l->conns = calloc(l->config->max_connections, sizeof(struct conn *));
@@ -423,7 +423,7 @@ static void loop_close(struct loop *l) {
     const int fds[] = {l->epoll, l->signals, l->timer, l->lost};
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0) (void)close(fds[i]);
-    serve_close(&l->serve);
+    request_serve_close(&l->serve);
 }
 
 /* What a thread that does not end still uses. */

@@ -19,7 +19,7 @@ _Static_assert((int)WIRE_POLICY_AUTO == (int)PLAN_AUTO, "policies, by value");
 
 enum state { COLLECT, LIVE, FINAL };
 
-/* Bytes of the frames that carry one event's worth, at most: SPEC 6.5. */
+/* Bytes of the frames that carry one event's worth, at most: SPEC 6.8. */
 enum {
     TOKENS_FRAME_BYTES = WIRE_HEADER_BYTES + 12,
     LOGPROBS_FRAME_BYTES = WIRE_HEADER_BYTES + 12,
@@ -59,8 +59,8 @@ struct request {
 
 /* ---- what all share ---- */
 
-int serve_open(struct serve *s, const struct config *config, struct engine *engine,
-               uint64_t now_us) {
+int request_serve_open(struct serve *s, const struct config *config, struct engine *engine,
+                       uint64_t now_us) {
     const struct engine_facts *f = engine_facts_get(engine);
 
     *s = (struct serve){.config = config,
@@ -71,7 +71,7 @@ int serve_open(struct serve *s, const struct config *config, struct engine *engi
     s->live = calloc(s->live_max, sizeof(*s->live));
     s->ids = calloc(f->context, sizeof(*s->ids));
     if (!s->live || !s->ids || getrandom(&s->epoch, sizeof(s->epoch), 0) < 0) {
-        serve_close(s);
+        request_serve_close(s);
         return -ENOMEM;
     }
     return 0;
@@ -84,7 +84,7 @@ static void request_free(struct request *r) {
     free(r);
 }
 
-void serve_close(struct serve *s) {
+void request_serve_close(struct serve *s) {
     for (uint32_t i = 0; i < s->n_live; i++) {
         ASSERT(!s->live[i]->owner);
         request_free(s->live[i]);
@@ -94,7 +94,7 @@ void serve_close(struct serve *s) {
     *s = (struct serve){0};
 }
 
-struct admit_limits serve_limits(const struct serve *s) {
+struct admit_limits request_serve_limits(const struct serve *s) {
     return (struct admit_limits){.token = s->facts->token,
                                  .context = s->facts->context,
                                  .vocab = s->facts->model.vocab,
@@ -104,7 +104,7 @@ struct admit_limits serve_limits(const struct serve *s) {
                                  .lost = s->lost};
 }
 
-bool serve_cancel(struct serve *s, uint64_t server_id) {
+bool request_serve_cancel(struct serve *s, uint64_t server_id) {
     for (uint32_t i = 0; i < s->n_live; i++)
         if (s->live[i]->server_id == server_id) {
             s->live[i]->cancelled = true;
@@ -322,7 +322,7 @@ static void end_event(struct serve *s, struct request *r, const struct engine_ev
     if (!r->owner) request_free(r);
 }
 
-void serve_events(struct serve *s) {
+void request_serve_events(struct serve *s) {
     struct engine_event e;
 
     while (engine_next(s->engine, &e)) {
@@ -440,7 +440,7 @@ static uint32_t event_bytes_of(const struct wire_submit *s) {
 int request_begin(struct request_owner *o, uint64_t id, const struct wire_submit *s,
                   uint64_t now_us, struct admit_refusal *out_refusal) {
     struct serve *serve = o->serve;
-    struct admit_limits l = serve_limits(serve);
+    struct admit_limits l = request_serve_limits(serve);
     struct request *r = NULL;
 
     if (id == 0)
@@ -503,7 +503,7 @@ static void accepted_put(struct request_owner *o, const struct request *r, uint3
 static int request_start(struct request_owner *o, struct request *r,
                          struct admit_refusal *out_refusal) {
     struct serve *s = o->serve;
-    struct admit_limits l = serve_limits(s);
+    struct admit_limits l = request_serve_limits(s);
     struct err e = {{0}};
     uint32_t place = engine_queue_place(s->engine);
     int64_t n = r->n_prompt_bytes / 4;

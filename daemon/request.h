@@ -70,14 +70,14 @@ struct request_owner {
     bool starved;  /* a request stands still for want of credit or room */
 };
 
-int serve_open(struct serve *s, const struct config *config, struct engine *engine,
-               uint64_t now_us);
-void serve_close(struct serve *s);
+int request_serve_open(struct serve *s, const struct config *config, struct engine *engine,
+                       uint64_t now_us);
+void request_serve_close(struct serve *s);
 /* Takes every event that waits; connections are to be pumped afterwards. */
-void serve_events(struct serve *s);
+void request_serve_events(struct serve *s);
 /* Cancels a live request by its server id: false where there is none. */
-bool serve_cancel(struct serve *s, uint64_t server_id);
-struct admit_limits serve_limits(const struct serve *s);
+bool request_serve_cancel(struct serve *s, uint64_t server_id);
+struct admit_limits request_serve_limits(const struct serve *s);
 
 struct request *request_find(const struct request_owner *o, uint64_t id);
 /* Begins one.  0, or -EINVAL and the refusal. */

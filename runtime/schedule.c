@@ -8,7 +8,7 @@
 #include "runtime/model.h"
 
 enum {
-    UNITS = 132,     /* what a tuned schedule tries to keep busy */
+    UNITS = 132,       /* what a tuned schedule tries to keep busy */
     TILE_COLUMNS = 64, /* of a matrix, to one unit */
 };
 

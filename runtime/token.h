@@ -28,7 +28,7 @@ struct token;
 
 enum {
     TOKEN_FILE_BYTES_MAX = 64 << 20, /* of a tokenizer.json */
-    TOKEN_TEXT_BYTES_MAX = 4 << 20,  /* of a text to encode */
+    TOKEN_TEXT_BYTES_MAX = 1 << 20,  /* of a text to encode */
     TOKEN_ID_NONE = -1,
     TOKEN_DIGEST_BYTES = 32,
 };

@@ -63,7 +63,7 @@ static const struct {
      "f:6: engine.max_requests=-1: must be a number from 1 to 1024\n"
      "f:7: engine.context=1x: must be a number from 0 to 1048576\n"
      "f:8: engine.kv_tokens=0x10: must be a number from 0 to 1073741824\n"
-     "f:9: engine.step_tokens=: must be a number from 16 to 4096\n"
+     "f:9: engine.step_tokens=: must be a number from 1 to 2048\n"
      "f:10: engine.max_queue=99999999999999999999: must be a number from 0 to 1023\n"
      "f:11: engine.threads=257: must be a number from 0 to 256\n"},
     {"words", MODEL "[engine]\npolicy=fast\ndevice=gpu\nportable=maybe\n[log]\nlevel=loud\n",
@@ -80,7 +80,7 @@ static const struct {
      "f:6: server.output_bytes=1K: must be a number from 262144 to 67108864, in bytes, or with K "
      "or "
      "M\n"
-     "f:7: server.max_text_bytes=5M: must be a number from 1024 to 4194304, in bytes, or with K or "
+     "f:7: server.max_text_bytes=5M: must be a number from 1024 to 1048576, in bytes, or with K or "
      "M\n"},
     {"what only the whole tells",
      MODEL "[engine]\nmax_requests=1000\nmax_queue=100\n"

@@ -227,14 +227,14 @@ static int setup(void **state) {
     fake.facts.fingerprint_text = "text";
     fake.facts.template = &fake_template;
     fake.facts.options.window = 32;
-    return serve_open(&serve, &config, &fake, 0);
+    return request_serve_open(&serve, &config, &fake, 0);
 }
 
 static int teardown(void **state) {
     (void)state;
     fake_step(0);
-    serve_events(&serve);
-    serve_close(&serve);
+    request_serve_events(&serve);
+    request_serve_close(&serve);
     return 0;
 }
 
@@ -260,7 +260,7 @@ static void side_close(struct side *s) {
 static void turn(struct side *s) {
     struct pollfd p = {.fd = s->c ? conn_fd(s->c) : -1};
 
-    serve_events(&serve);
+    request_serve_events(&serve);
     if (!s->c) return;
     p.events = (short)conn_wants(s->c);
     (void)poll(&p, 1, 0);
@@ -912,7 +912,7 @@ static void test_gone(void **state) {
         assert_null(s->c);
         assert_int_equal(serve.n_conns, 0);
         fake_step(4); /* late events of nobody */
-        serve_events(&serve);
+        request_serve_events(&serve);
         assert_int_equal(serve.n_live, 0);
         assert_int_equal(serve.prompts_bytes, 0);
         side_close(s);
