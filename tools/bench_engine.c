@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/device.h"
 #include "runtime/engine.h"
@@ -230,7 +229,7 @@ static int bench_policy(const struct bench_options *o, enum plan_policy policy) 
     b->report = &o->report;
     b->target = &no_target;
     b->policy = policy;
-    b->n_threads = o->n_threads ? o->n_threads : (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    b->n_threads = bench_threads(o);
     r = open_timed(b);
     if (r == BENCH_OK) r = prefill(b);
     for (size_t i = 0; r == BENCH_OK && i < sizeof(counts) / sizeof(counts[0]); i++) {

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/device.h"
 #include "runtime/err.h"
@@ -21,6 +20,7 @@ enum {
     N_PAGES = 1 + N_SEQS, /* page 0 is the text, 1 + i the last one of sequence i */
     LOGIT_ROWS = 32,      /* of one head, as in the engine */
     RUNS_MAX = 5,
+    N_COLUMNS = 4,
 };
 
 #define TARGET_GMAC 3.0
@@ -130,6 +130,19 @@ static double stage_mac(const struct steps *s, enum bench_stage stage) {
     }
 }
 
+/* Bytes that a stage must read: weights once, keys and values of each sequence once. */
+static double stage_bytes(const struct steps *s, enum bench_stage stage) {
+    const struct model *m = &s->model;
+    const double kv_width = (double)m->n_kv_heads * m->head_dim;
+    const uint32_t n = s->batch.n_rows / s->batch.n_seqs; /* rows of a sequence */
+    double keys = 0;
+
+    if (stage == BENCH_HEAD) return 2.0 * m->hidden * m->vocab;
+    if (stage != BENCH_ATTEND) return 2 * stage_mac(s, stage) / s->batch.n_rows;
+    for (uint32_t i = n - 1; i < s->batch.n_rows; i += n) keys += s->rows[i].position + 1;
+    return 4 * kv_width * keys * m->n_layers;
+}
+
 /* Runs the step n_runs times: the median of its time, and the stages of that run. */
 static int step_time(struct steps *s, const struct schedule *schedule, uint32_t n_runs,
                      double *out_ns, double out_stages_ns[BENCH_STAGES]) {
@@ -163,44 +176,50 @@ static int step_report(struct steps *s, bool tuned, uint32_t n_runs, const char 
         {"ms", "step.time", "ms", {0, false}},
         {"%", "step.share", "%", {0, false}},
         {"GMAC/s", "step.gmac", "GMAC/s a core", {0, false}},
+        {"GB/s", "step.read", "GB/s of weights and KV", {0, false}},
     };
     static const struct bench_column total[] = {
         {"ms", "step.time", "ms", {0, false}},
         {"%", "step.share", "%", {0, false}},
         {"GMAC/s", "step.gmac", "GMAC/s a core", {TARGET_GMAC, false}},
+        {"GB/s", "step.read", "GB/s of weights and KV", {0, false}},
     };
     const struct device_row *last = &s->rows[s->batch.n_rows - 1];
     const struct schedule_load load = {s->batch.n_rows, s->batch.n_seqs, last->position + 1};
     const struct schedule schedule =
         tuned ? schedule_tuned(&s->model, &load) : schedule_canonical();
     const char *how = tuned ? "tuned" : "canonical";
-    double ns, stages_ns[BENCH_STAGES] = {0}, all_mac = 0;
+    double ns, stages_ns[BENCH_STAGES] = {0}, all_mac = 0, all_bytes = 0;
     int r = step_time(s, &schedule, n_runs, &ns, stages_ns);
 
     if (r != BENCH_OK) return r;
     bench_report_section(s->report, "%s, %s, %s, %u thread%s; GMAC/s are a core's", what, how,
                          s->model.name, s->n_threads, s->n_threads == 1 ? "" : "s");
-    bench_report_columns(s->report, columns, 3);
+    bench_report_columns(s->report, columns, N_COLUMNS);
     for (uint32_t i = 0; i < BENCH_STAGES; i++) {
         const double mac = stage_mac(s, (enum bench_stage)i);
+        const double bytes = stage_bytes(s, (enum bench_stage)i);
         const double cells[] = {stages_ns[i] / 1e6, stages_ns[i] * 100 / ns,
-                                mac > 0 ? mac / stages_ns[i] / s->n_threads : BENCH_NO_CELL};
+                                mac > 0 ? mac / stages_ns[i] / s->n_threads : BENCH_NO_CELL,
+                                mac > 0 ? bytes / stages_ns[i] : BENCH_NO_CELL};
 
         all_mac += mac;
+        all_bytes += bytes;
         if (s->report->json)
-            bench_report_row(s->report, columns, 3, cells, "%s, %s, %s, %u threads, %s", what, how,
-                             s->model.name, s->n_threads, bench_stage_name((enum bench_stage)i));
+            bench_report_row(s->report, columns, N_COLUMNS, cells, "%s, %s, %s, %u threads, %s",
+                             what, how, s->model.name, s->n_threads,
+                             bench_stage_name((enum bench_stage)i));
         else
-            bench_report_row(s->report, columns, 3, cells, "%s",
+            bench_report_row(s->report, columns, N_COLUMNS, cells, "%s",
                              bench_stage_name((enum bench_stage)i));
     }
-    const double cells[] = {ns / 1e6, 100, all_mac / ns / s->n_threads};
+    const double cells[] = {ns / 1e6, 100, all_mac / ns / s->n_threads, all_bytes / ns};
 
     if (s->report->json)
-        bench_report_row(s->report, total, 3, cells, "%s, %s, %s, %u threads, the step", what, how,
-                         s->model.name, s->n_threads);
+        bench_report_row(s->report, total, N_COLUMNS, cells, "%s, %s, %s, %u threads, the step",
+                         what, how, s->model.name, s->n_threads);
     else
-        bench_report_row(s->report, total, 3, cells, "the step");
+        bench_report_row(s->report, total, N_COLUMNS, cells, "the step");
     return BENCH_OK;
 }
 
@@ -227,7 +246,7 @@ int bench_stage(const struct bench_options *o) {
 
     if (!s) return BENCH_FAILED;
     s->report = &o->report;
-    s->n_threads = o->n_threads ? o->n_threads : (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    s->n_threads = bench_threads(o);
     r = load(o, s, &e);
     if (r < 0) {
         bench_say("%s", e.text[0] ? e.text : strerror(-r));

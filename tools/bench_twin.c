@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "runtime/cpu_attn.h"
 #include "runtime/cpu_gemm.h"
@@ -85,34 +86,73 @@ static void *take(size_t n, size_t value_bytes) {
 
 /* ---- Memory ---- */
 
-enum { READ_WORDS = 32 << 20 }; /* 256 MiB: no cache holds it */
+enum { READ_BYTES = 256 << 20, READ_ITEMS = 64, LARGE_PAGE_BYTES = 2 << 20 };
+
+typedef uint64_t words __attribute__((vector_size(32)));
 
 struct reading {
-    uint64_t *words;
-    uint64_t sum;
+    struct cpu_pool *pool;
+    const words *from;
+    uint64_t sums[READ_ITEMS];
 };
+
+static void read_item(void *ctx, uint32_t item, uint32_t thread) {
+    struct reading *r = ctx;
+    const size_t n = READ_BYTES / READ_ITEMS / sizeof(words);
+    const words *from = r->from + n * item;
+    words a = {0}, b = {0}, c = {0}, d = {0};
+
+    (void)thread;
+    for (size_t i = 0; i < n; i += 4) {
+        a += from[i];
+        b += from[i + 1];
+        c += from[i + 2];
+        d += from[i + 3];
+    }
+    a += b + c + d;
+    r->sums[item] = a[0] + a[1] + a[2] + a[3];
+}
 
 static void read_run(void *ctx) {
     struct reading *r = ctx;
-    uint64_t sums[4] = {0};
 
-    for (size_t i = 0; i < READ_WORDS; i += 4)
-        for (size_t k = 0; k < 4; k++) sums[k] += r->words[i + k];
-    r->sum += sums[0] + sums[1] + sums[2] + sums[3];
+    cpu_pool_run(r->pool, READ_ITEMS, read_item, r);
 }
 
-/* What bounds a product of one row with a matrix that no cache holds, as the head's. */
-static void memory(struct twin *t) {
-    struct reading r = {.words = take(READ_WORDS, sizeof(uint64_t))};
-    const double rate = READ_WORDS * 8.0 / median_ns(read_run, &r);
+/* Reads what no cache holds, in pages of the usual size or large ones where the kernel has them. */
+static int memory_rate(struct twin *t, uint32_t n_threads, bool large) {
+    const double gb = READ_BYTES / 1e9;
+    void *at = aligned_alloc(LARGE_PAGE_BYTES, READ_BYTES);
+    struct reading r = {.from = at};
+    struct err e = {"no memory"};
+    double rate;
 
-    bench_report_section(t->report, "Memory, one thread");
+    if (!at || cpu_pool_open(n_threads, &r.pool, &e) < 0) {
+        bench_say("reading %u MiB: %s", READ_BYTES >> 20, e.text);
+        free(at);
+        return BENCH_FAILED;
+    }
+    (void)madvise(at, READ_BYTES, large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    memset(at, 1, READ_BYTES);
+    rate = gb / (median_ns(read_run, &r) / 1e9);
     bench_report_figure(t->report, "twin.read", rate, "GB/s", (struct bench_target){0, false},
-                        "reading 256 MiB");
-    bench_report_figure(t->report, "twin.bound", rate / 2, "GMAC/s",
-                        (struct bench_target){0, false},
-                        "bound by it, 1 row, weights of 2 bytes out of memory");
-    free(r.words);
+                        "%u thread%s, %s pages: bounds one row at %.2f GMAC/s a core", n_threads,
+                        n_threads == 1 ? "" : "s", large ? "large" : "usual", rate / 2 / n_threads);
+    cpu_pool_close(r.pool);
+    free(at);
+    return BENCH_OK;
+}
+
+/* What bounds a step of one row: it reads each weight once, two bytes a multiplication. */
+static int memory(struct twin *t, uint32_t n_threads) {
+    int r;
+
+    bench_report_section(t->report, "Reading %u MiB of memory", READ_BYTES >> 20);
+    for (int large = 0; large < 2; large++) {
+        if ((r = memory_rate(t, 1, large)) != BENCH_OK) return r;
+        if (n_threads > 1 && (r = memory_rate(t, n_threads, large)) != BENCH_OK) return r;
+    }
+    return BENCH_OK;
 }
 
 /* ---- Products ---- */
@@ -426,9 +466,11 @@ int bench_twin(const struct bench_options *o) {
         bench_say("%s", e.text);
         return BENCH_FAILED;
     }
-    memory(&t);
-    products(&t);
-    r = attention(&t);
+    r = memory(&t, bench_threads(o));
+    if (r == BENCH_OK) {
+        products(&t);
+        r = attention(&t);
+    }
     if (r == BENCH_OK && t.code != &cpu_code_portable) {
         t.code = &cpu_code_portable;
         products(&t);

@@ -40,6 +40,9 @@ int bench_engine(const struct bench_options *o); /* bench_engine.c: tokens a sec
 int bench_serve(const struct bench_options *o);  /* bench_serve.c: latencies over the socket */
 int bench_start(const struct bench_options *o);  /* bench_start.c: readiness and memory */
 
+/* As asked for, or one a processor. */
+uint32_t bench_threads(const struct bench_options *o);
+
 /* Text whose pieces are prompts. */
 extern const char bench_text[];
 

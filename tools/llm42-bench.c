@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools/bench_client.h"
 
@@ -109,6 +110,13 @@ static int real(const char *name, const char *text, double max, double *out) {
     }
     *out = value;
     return BENCH_OK;
+}
+
+uint32_t bench_threads(const struct bench_options *o) {
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (o->n_threads) return o->n_threads;
+    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : (uint32_t)n;
 }
 
 /* Options with a number. */
