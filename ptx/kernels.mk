@@ -1,0 +1,56 @@
+# The kernels: images of ptx/*.cu and ptx/*.ptx, their table, and the CUDA device itself where a
+# toolkit is.  Included by the Makefile; a kernel is found by its file, there is no list to edit.
+#
+#   CUDA   the toolkit's folder: its headers and ptxas
+#
+# Without one the program is built without the CUDA device, and says so; the sources of kernels are
+# part of it all the same, so that tests can compile them where NVRTC alone is.
+
+CUDA  ?= /usr/local/cuda
+PTXAS ?= $(CUDA)/bin/ptxas
+SM    := sm_90a
+
+kernel_sources := $(sort $(wildcard ptx/*.cu))
+ifneq ($(and $(wildcard $(CUDA)/include/cuda.h),$(wildcard $(PTXAS))),)
+kernel_sources += $(sort $(wildcard ptx/*.ptx))
+ALL_CFLAGS += -DLLM42_CUDA -isystem $(CUDA)/include
+endif
+kernel_names   := $(notdir $(basename $(kernel_sources)))
+kernel_objects := $(patsubst %,$(BUILD)/ptx/%.o,$(kernel_names)) $(BUILD)/ptx/kernels_table.o
+
+$(BUILD)/llm42d.a: $(kernel_objects)
+
+# Kernels of both kinds pass through the C preprocessor, so that they share constants and
+# runtime/num.h with the C files; it leaves line marks, so errors name our own lines.
+$(BUILD)/ptx/%.image: ptx/%.ptx
+	@mkdir -p $(@D)
+	$(Q)$(CC) -E -undef -nostdinc -x assembler-with-cpp -I. -MMD -MP -MT $@ -MF $(@:.image=.d) $< -o $@.ptx
+	$(Q)$(PTXAS) -v --warning-as-error -arch=$(SM) $@.ptx -o $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
+
+$(BUILD)/ptx/%.image: ptx/%.cu
+	@mkdir -p $(@D)
+	$(Q)$(CC) -E -undef -nostdinc -D__CUDACC_RTC__ -x c++ -I. -MMD -MP -MT $@ -MF $(@:.image=.d) $< -o $@
+	$(Q)printf '\0' >> $@
+
+$(BUILD)/ptx/%.o: $(BUILD)/ptx/%.image
+	$(Q)cd $(@D) && $(LD) -r -b binary -z noexecstack $(<F) -o $(@F)
+
+# Rewritten only where it changes: a kernel that comes or goes.
+$(BUILD)/ptx/kernels_table.c: FORCE
+	@mkdir -p $(@D)
+	@{ echo '#include "runtime/kernels.h"'; \
+	   echo 'extern const struct kernel kernels_table[];'; \
+	   echo 'extern const uint32_t kernels_table_count;'; \
+	   for k in $(kernel_names); do echo "extern const char _binary_$${k}_image_start[];"; done; \
+	   echo 'const struct kernel kernels_table[] = {'; \
+	   for k in $(kernel_sources); do n=$${k##*/}; n=$${n%.*}; s=false; \
+	       case $$k in *.cu) s=true ;; esac; \
+	       echo "    {\"$$n\", _binary_$${n}_image_start, $$s},"; done; \
+	   echo '};'; \
+	   echo 'const uint32_t kernels_table_count = $(words $(kernel_names));'; } > $@.new; \
+	 cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(BUILD)/ptx/kernels_table.o: $(BUILD)/ptx/kernels_table.c
+	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c $< -o $@
+
+.PHONY: FORCE

@@ -1,0 +1,173 @@
+/* Every kernel source in the program compiles for sm_90a without a warning, a spill or a use of
+ * local memory; and the cache of compiled kernels: found again, and compiled anew where a file is
+ * cut, changed, foreign or a link, and done without where it cannot be written.  Needs NVRTC and
+ * no GPU: skipped (77) without it, unless LLM42_NVRTC_REQUIRED is 1. */
+#include "runtime/jit.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/err.h"
+#include "runtime/kernels.h"
+#include "runtime/libnvrtc.h"
+
+enum { SKIPPED = 77, REGISTERS_MAX = 255 };
+
+static int n_failed;
+static char folder[] = "/tmp/jit_test.XXXXXX";
+
+#define CHECK(cond)                                           \
+    do {                                                      \
+        if (!(cond)) {                                        \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, #cond); \
+            n_failed++;                                       \
+        }                                                     \
+    } while (0)
+
+static const char small[] = "extern \"C\" __global__ void f(int *p) { *p = 42; }\n";
+
+static void test_kernels(const struct libnvrtc *nvrtc) {
+    const struct jit jit = {.nvrtc = nvrtc};
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < kernels_count(); i++) {
+        const struct kernel *k = kernels_at(i);
+        struct jit_result result = {.cubin = NULL};
+        struct err e = {""};
+
+        if (!k->is_source) continue;
+        if (jit_compile(&jit, k->name, k->image, &result, &e) < 0) printf("%s\n", e.text);
+        CHECK(result.cubin && result.cache == JIT_OFF);
+        printf("%-32s %3u registers, %u entries, %zu bytes\n", k->name, result.report.n_registers,
+               result.report.n_entries, result.n_bytes);
+        if (result.report.spill_bytes || result.report.n_warnings || !result.report.n_entries)
+            printf("%s: %s\n", k->name, result.log ? result.log : "");
+        CHECK(result.report.spill_bytes == 0);
+        CHECK(result.report.n_warnings == 0);
+        CHECK(result.report.n_entries > 0 && result.report.n_registers <= REGISTERS_MAX);
+        jit_done(&result);
+        n++;
+    }
+    printf("%u sources compiled\n", n);
+    CHECK(n > 0);
+}
+
+static void test_faults(const struct libnvrtc *nvrtc) {
+    const struct jit jit = {.nvrtc = nvrtc};
+    struct jit_result result = {.cubin = NULL};
+    struct jit_report report;
+    struct err e = {""};
+
+    CHECK(jit_compile(&jit, "broken", "int f( {", &result, &e) < 0);
+    CHECK(strstr(e.text, "broken") && !result.cubin);
+    jit_read_log("ptxas info    : Used 40 registers, used 1 barriers\n"
+                 "    8 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\n"
+                 "ptxas info    : (C7510) Potential Performance Loss: wgmma serialised\n"
+                 "x.cu(3): warning #550-D: set but never used\n"
+                 "ptxas info    : Used 32 registers\n",
+                 &report);
+    CHECK(report.n_entries == 2 && report.n_registers == 40);
+    CHECK(report.spill_bytes == 44 && report.n_warnings == 2);
+}
+
+/* The one file of the cache. */
+static void only_file(char path[512]) {
+    DIR *d = opendir(folder);
+    uint32_t n = 0;
+
+    for (struct dirent *entry; d && (entry = readdir(d)) != NULL;) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        snprintf(path, 512, "%s/%.200s", folder, entry->d_name);
+        n++;
+    }
+    if (d) closedir(d);
+    CHECK(n == 1);
+}
+
+static void again(const struct libnvrtc *nvrtc, const char *where, enum jit_cache want,
+                  const struct jit_result *first) {
+    const struct jit jit = {.nvrtc = nvrtc, .folder = where};
+    struct jit_result result = {.cubin = NULL};
+    struct err e = {""};
+
+    CHECK(jit_compile(&jit, "small", small, &result, &e) == 0);
+    if (result.cache != want) printf("cache: %d, not %d\n", result.cache, want);
+    CHECK(result.cache == want);
+    CHECK(result.n_bytes == first->n_bytes && !memcmp(result.cubin, first->cubin, result.n_bytes));
+    jit_done(&result);
+}
+
+static void change(const char *path, long at, int cut) {
+    FILE *f = fopen(path, "r+b");
+    int c;
+
+    CHECK(f != NULL);
+    if (!f) return;
+    if (cut) {
+        CHECK(ftruncate(fileno(f), at) == 0);
+    } else {
+        fseek(f, at, SEEK_SET);
+        c = fgetc(f);
+        fseek(f, at, SEEK_SET);
+        fputc(c ^ 1, f);
+    }
+    fclose(f);
+}
+
+static void test_cache(const struct libnvrtc *nvrtc) {
+    const struct jit jit = {.nvrtc = nvrtc, .folder = folder};
+    static const long places[] = {0, 20, 30, 100};
+    struct jit_result first = {.cubin = NULL};
+    struct err e = {""};
+    char path[512] = "", other[] = "/tmp/jit_test.other";
+
+    CHECK(mkdtemp(folder) != NULL);
+    CHECK(jit_compile(&jit, "small", small, &first, &e) == 0 && first.cache == JIT_STORED);
+    again(nvrtc, folder, JIT_FOUND, &first);
+    only_file(path);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+        for (int cut = 0; cut < 2; cut++) {
+            change(path, places[i], cut);
+            again(nvrtc, folder, JIT_STORED, &first);
+            again(nvrtc, folder, JIT_FOUND, &first);
+        }
+    /* What others may write may be another's code. */
+    CHECK(chmod(path, 0666) == 0);
+    again(nvrtc, folder, JIT_STORED, &first);
+    CHECK(rename(path, other) == 0 && symlink(other, path) == 0);
+    again(nvrtc, folder, JIT_STORED, &first);
+    again(nvrtc, folder, JIT_FOUND, &first);
+    (void)unlink(other);
+    /* A pipe must not hold us up. */
+    CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0);
+    again(nvrtc, folder, JIT_STORED, &first);
+    CHECK(unlink(path) == 0 && rmdir(folder) == 0);
+
+    again(nvrtc, folder, JIT_UNSTORED, &first);
+    again(nvrtc, "/dev/null", JIT_UNSTORED, &first);
+    again(nvrtc, "/proc", JIT_UNSTORED, &first);
+    again(nvrtc, NULL, JIT_OFF, &first);
+    jit_done(&first);
+}
+
+int main(void) {
+    const char *required = getenv("LLM42_NVRTC_REQUIRED"), *given = getenv("LLM42_NVRTC");
+    struct libnvrtc nvrtc;
+    struct err e = {""};
+
+    if (libnvrtc_load(given, &nvrtc, &e) < 0 &&
+        (given || libnvrtc_load("build/nvrtc", &nvrtc, &e) < 0)) {
+        printf("%s; tools/fetch-nvrtc brings it\n", e.text);
+        return required && !strcmp(required, "1") ? 1 : SKIPPED;
+    }
+    printf("NVRTC %d.%d\n", nvrtc.major, nvrtc.minor);
+    test_kernels(&nvrtc);
+    test_faults(&nvrtc);
+    test_cache(&nvrtc);
+    printf("%d failed\n", n_failed);
+    return n_failed ? 1 : 0;
+}
