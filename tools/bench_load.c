@@ -12,7 +12,8 @@ enum {
     PROMPT_MIN = 8, /* without a trace: 8 and an exponential draw of this mean */
     PROMPT_MEAN = 64,
     PROMPT_MAX = 512,
-    LATE_NS = 1000000, /* a timer of milliseconds cannot do better */
+    REFUSALS_SHOWN = 5, /* the rest is counted */
+    LATE_NS = 1000000,  /* a timer of milliseconds cannot do better */
 };
 
 /* ---- Lengths ---- */
@@ -172,7 +173,7 @@ struct run {
     uint32_t ids[BENCH_TEXT_IDS_MAX], n_ids;
     uint8_t *prompt; /* of the longest */
     uint32_t live[LLM42_REQUESTS_MAX], n_live;
-    uint32_t n_sent;
+    uint32_t n_sent, n_refused;
     int64_t begin_ns;
 };
 
@@ -236,7 +237,7 @@ static void on_event(struct run *r, const struct llm42_event *e) {
         q->rollbacks = e->done.rollbacks;
         q->recomputed = e->done.recomputed;
         q->certified = e->done.certified;
-    } else {
+    } else if (r->n_refused++ < REFUSALS_SHOWN) {
         bench_say("request %u: %s, %.*s", r->live[i], wire_code_name(e->error.code),
                   (int)e->error.n_text, e->error.text);
     }

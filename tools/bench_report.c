@@ -57,7 +57,7 @@ static double load_average(void) {
     return getloadavg(loads, 1) == 1 ? loads[0] : -1;
 }
 
-void bench_report_conditions(const struct bench_report *r, const char *verb) {
+void bench_report_conditions(const struct bench_report *r, const char *verb, uint32_t n_threads) {
     char cpu[TEXT_BYTES], date[32];
     const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
     const char *compiler =
@@ -75,16 +75,17 @@ void bench_report_conditions(const struct bench_report *r, const char *verb) {
     (void)gmtime_r(&now, &day);
     (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &day);
     if (r->json) {
-        print_object(json_pack("{s:s, s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:s, s:f}", "kind",
+        print_object(json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:f}", "kind",
                                "conditions", "verb", verb, "cpu", cpu, "cores", (json_int_t)n_cores,
-                               "vector", cpu_code_best()->name, "compiler", compiler, "kernel",
-                               system.release, "version", LLM42_VERSION, "date", date,
-                               "load_average", load_average()));
+                               "threads", (json_int_t)n_threads, "vector", cpu_code_best()->name,
+                               "compiler", compiler, "kernel", system.release, "version",
+                               LLM42_VERSION, "date", date, "load_average", load_average()));
         return;
     }
-    printf("llm42-bench %s %s, %s\n  %s, %ld cores, %s; load average %.2f\n  %s; Linux %s\n",
-           LLM42_VERSION, verb, date, cpu, n_cores, cpu_code_best()->name, load_average(), compiler,
-           system.release);
+    printf("llm42-bench %s %s, %s\n  %s, %ld cores, %u threads at most, %s; load average %.2f\n  "
+           "%s; Linux %s\n",
+           LLM42_VERSION, verb, date, cpu, n_cores, n_threads, cpu_code_best()->name,
+           load_average(), compiler, system.release);
     fflush(stdout);
 }
 

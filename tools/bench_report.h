@@ -27,7 +27,7 @@ struct bench_target {
 };
 
 /* The machine, the build and the day. */
-void bench_report_conditions(const struct bench_report *r, const char *verb);
+void bench_report_conditions(const struct bench_report *r, const char *verb, uint32_t n_threads);
 void bench_report_section(const struct bench_report *r, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* A line of words: what a figure needs beside it. */

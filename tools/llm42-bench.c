@@ -214,7 +214,8 @@ static int run(const char *verb, const struct bench_options *o) {
                               : strcmp(parts[i].verb, verb) == 0;
 
         if (!ours) continue;
-        if (r == BENCH_USAGE) bench_report_conditions(&o->report, all ? "twin, engine" : verb);
+        if (r == BENCH_USAGE)
+            bench_report_conditions(&o->report, all ? "twin, engine" : verb, bench_threads(o));
         r = parts[i].run(o);
         if (r != BENCH_OK) return r;
     }
