@@ -46,6 +46,7 @@ static void signals_take(void) {
 
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
+    (void)signal(SIGPIPE, SIG_IGN); /* a reader that goes early is no reason to leave things */
 }
 
 /* A folder with an empty configuration, and a socket that plays systemd. */
