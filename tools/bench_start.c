@@ -282,16 +282,16 @@ out:
 
 int bench_start(const struct bench_options *o) {
     struct child c = {.notify_fd = -1};
-    int r = folder_make(&c);
-    int stopped;
+    int stopped, r;
 
+    signals_take(); /* before there is anything to leave behind */
+    r = folder_make(&c);
     if (r < 0) {
         bench_say("%s: %s", c.folder, strerror(-r));
         folder_remove(&c);
         return BENCH_FAILED;
     }
     bench_report_section(&o->report, "Start: %s, %s, policy %s", o->daemon, o->model, o->policy);
-    signals_take();
     r = child_start(o, &c);
     if (r == BENCH_OK) r = measure(o, &c);
     stopped = child_stop(o, &c);
