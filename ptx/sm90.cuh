@@ -1,0 +1,295 @@
+/* sm90 - the instructions of Hopper that our kernels are made of, one function each, named after
+ * what it does.  For NVRTC alone; no header of CUDA is needed.
+ *
+ * A matrix that wgmma reads from shared memory stands in rows of 128 bytes, eight rows an atom of
+ * 1024 bytes, aligned so; the 16-byte chunk c of row r is at chunk c ^ (r % 8), which is what the
+ * copy engine's 128-byte swizzle writes. */
+#ifndef LLM42D_PTX_SM90_CUH
+#define LLM42D_PTX_SM90_CUH
+
+typedef unsigned short u16;
+typedef unsigned u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_METHOD __device__ __forceinline__
+
+/* A tensor map as the driver encodes it. */
+struct __align__(64) sm90_map {
+    u64 words[16];
+};
+
+DEVICE u32 sm90_shared(const void *p) {
+    return (u32)__cvta_generic_to_shared(p);
+}
+
+/* Barriers in shared memory that count arrivals and bytes; a phase ends when both are in. */
+
+DEVICE void sm90_barrier_init(u32 barrier, u32 n_arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n_arrivals)
+                 : "memory");
+}
+
+/* After the inits, before anybody else (the copy engine, a peer) uses the barriers. */
+DEVICE void sm90_barrier_init_done(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+DEVICE void sm90_barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* At the same barrier of another block of the cluster. */
+DEVICE void sm90_barrier_arrive_peer(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [peer];\n}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+DEVICE void sm90_barrier_expect(u32 barrier, u32 n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(n_bytes)
+                 : "memory");
+}
+
+DEVICE void sm90_barrier_wait(u32 barrier, u32 parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+DEVICE void sm90_named_sync(u32 id, u32 n_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+DEVICE void sm90_named_arrive(u32 id, u32 n_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+/* Clusters. */
+
+DEVICE u32 sm90_cluster_rank(void) {
+    u32 rank;
+
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+DEVICE void sm90_cluster_sync(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+DEVICE float4 sm90_load_peer(u32 address, u32 rank) {
+    float4 v;
+
+    asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [peer];\n}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return v;
+}
+
+/* The copy engine.  Sizes and addresses are multiples of 16. */
+
+DEVICE u64 sm90_policy_evict_first(void) {
+    u64 policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+DEVICE void sm90_copy(u32 to, const void *from, u32 n_bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(barrier)
+                 : "memory");
+}
+
+DEVICE void sm90_copy_policy(u32 to, const void *from, u32 n_bytes, u32 barrier, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+/* To the same place of every block of the cluster in `ranks`, each told at its own barrier. */
+DEVICE void sm90_copy_multicast(u32 to, const void *from, u32 n_bytes, u32 barrier, u16 ranks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(barrier), "h"(ranks)
+                 : "memory");
+}
+
+DEVICE void sm90_copy_tile(u32 to, const struct sm90_map *map, u32 column, u32 row, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
+/* What this thread wrote to shared memory is seen by the copy engine and wgmma after it. */
+DEVICE void sm90_fence_async(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Launches that overlap: the next kernel may start; all of the kernel before this is done. */
+
+DEVICE void sm90_launch_next(void) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+DEVICE void sm90_wait_previous(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/* Tensor cores. */
+
+/* Of a matrix in shared memory; `stride` is between atoms along the rows of the matrix, `leading`
+ * between atoms of 64 columns where the matrix is read across (transposed). */
+DEVICE u64 sm90_descriptor(u32 address, u32 leading, u32 stride) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
+           1ull << 62;
+}
+
+DEVICE void sm90_wgmma_fence(void) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+DEVICE void sm90_wgmma_commit(void) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N>
+DEVICE void sm90_wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* The compiler may not move what is done with the accumulators across this. */
+template <int N>
+DEVICE void sm90_pin(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* c += a b, c 16 x 8. */
+DEVICE void sm90_mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two floats to bf16, each rounded once; `low` in the lower half. */
+DEVICE u32 sm90_pack(float low, float high) {
+    u32 r;
+
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+/* An 8 x 8 matrix of 16-bit values over a warp, a row to four lanes, transposed. */
+DEVICE u32 sm90_transpose(u32 x) {
+    u32 r;
+
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+    return r;
+}
+
+DEVICE void sm90_load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+DEVICE void sm90_load_matrices_across(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+DEVICE void sm90_store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* Lists of accumulators: names in the text, then places. */
+#define SM90_T4 "%0, %1, %2, %3"
+#define SM90_T8 SM90_T4 ", %4, %5, %6, %7"
+#define SM90_T16 SM90_T8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SM90_T24 SM90_T16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define SM90_T32 SM90_T24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SM90_T40 SM90_T32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SM90_T48 SM90_T40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define SM90_T56 SM90_T48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define SM90_T64 SM90_T56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define SM90_T72 SM90_T64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define SM90_T80 SM90_T72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define SM90_T88 SM90_T80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define SM90_T96 SM90_T88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define SM90_T104 SM90_T96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define SM90_T112 SM90_T104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define SM90_P4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SM90_P8(i) SM90_P4(i), SM90_P4(i + 4)
+#define SM90_P16(i) SM90_P8(i), SM90_P8(i + 8)
+#define SM90_P32(i) SM90_P16(i), SM90_P16(i + 16)
+#define SM90_P64 SM90_P32(0), SM90_P32(32)
+#define SM90_P96 SM90_P64, SM90_P32(64)
+#define SM90_P112 SM90_P96, SM90_P16(96)
+
+/* d = a b + (more ? d : 0), d 64 x N over a warpgroup, a and b in shared memory, both in rows
+ * along K. */
+template <int N>
+struct sm90_wgmma;
+
+#define SM90_WGMMA(n, text, places, a_at, b_at, more_at)                                   \
+    template <>                                                                            \
+    struct sm90_wgmma<n> {                                                                 \
+        DEVICE void run(float (&d)[n / 2], u64 a, u64 b, u32 more) {                       \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #more_at ", 0;\n"            \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" text \
+                         "}, %" #a_at ", %" #b_at ", p, 1, 1, 0, 0;\n}"                    \
+                         : places                                                          \
+                         : "l"(a), "l"(b), "r"(more));                                     \
+        }                                                                                  \
+    };
+#define SM90_PLACES_4 SM90_P4(0)
+#define SM90_PLACES_8 SM90_P8(0)
+#define SM90_PLACES_16 SM90_P16(0)
+#define SM90_PLACES_32 SM90_P32(0)
+SM90_WGMMA(8, SM90_T4, SM90_PLACES_4, 4, 5, 6)
+SM90_WGMMA(16, SM90_T8, SM90_PLACES_8, 8, 9, 10)
+SM90_WGMMA(32, SM90_T16, SM90_PLACES_16, 16, 17, 18)
+SM90_WGMMA(64, SM90_T32, SM90_PLACES_32, 32, 33, 34)
+SM90_WGMMA(128, SM90_T64, SM90_P64, 64, 65, 66)
+SM90_WGMMA(192, SM90_T96, SM90_P96, 96, 97, 98)
+SM90_WGMMA(224, SM90_T112, SM90_P112, 112, 113, 114)
+
+/* The same with a in registers and b in rows across K (transposed). */
+template <int N>
+struct sm90_wgmma_across;
+
+#define SM90_WGMMA_ACROSS(n, text, places, a0, a1, a2, a3, b_at, more_at)                       \
+    template <>                                                                                 \
+    struct sm90_wgmma_across<n> {                                                               \
+        DEVICE void run(float (&d)[n / 2], const u32 *a, u64 b, u32 more) {                     \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #more_at ", 0;\n"                 \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" text      \
+                         "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1, 1;" \
+                         "\n}"                                                                  \
+                         : places                                                               \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));      \
+        }                                                                                       \
+    };
+SM90_WGMMA_ACROSS(64, SM90_T32, SM90_PLACES_32, 32, 33, 34, 35, 36, 37)
+SM90_WGMMA_ACROSS(128, SM90_T64, SM90_P64, 64, 65, 66, 67, 68, 69)
+
+#endif

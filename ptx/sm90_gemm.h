@@ -1,0 +1,59 @@
+/* sm90_gemm - what the kernels of matrix products and their launch half share: the image of a
+ * weight matrix, and one struct of arguments.  For NVRTC and the host compiler.
+ *
+ * The image of W [n][n_k]: rows in tiles of `tile`, of each tile the values in blocks of 64, of
+ * each block the rows one after another, 128 bytes each, their 16-byte chunks swizzled as wgmma
+ * reads them.  So one tile is one run of bytes, and so is any stretch of its K; atoms of eight
+ * rows compose, hence tiles compose to wider ones.  Rows past n and values past n_k are zero.
+ *
+ *     [n_tiles][n_blocks][tile][64 values, chunk c of row r at chunk c ^ (r % 8)] */
+#ifndef LLM42D_PTX_SM90_GEMM_H
+#define LLM42D_PTX_SM90_GEMM_H
+
+enum {
+    SM90_GEMM_BLOCK = 64,       /* values of K in a block of the image */
+    SM90_GEMM_ATOM_ROWS = 8,    /* rows that swizzle together */
+    SM90_GEMM_TILE_MAX = 128,   /* rows of a tile */
+    SM90_GEMM_STAGES_MAX = 16,  /* of a ring in shared memory */
+    SM90_GEMM_SEGMENTS_MAX = 16,
+    SM90_GEMM_ANY_TOKENS = 32,  /* rows of x to a warp of sm90_gemm_bf16_any */
+    SM90_GEMM_MANY_TOKENS = 128 /* rows of x to a block of sm90_gemm_bf16_many* */
+};
+
+/* What becomes of y = W x. */
+enum sm90_gemm_form {
+    SM90_GEMM_BF16, /* out = bf16(y) */
+    SM90_GEMM_F32,  /* out = y, binary32 */
+    SM90_GEMM_ADD,  /* out = bf16(out + bf16(y)), SPEC 2.5 */
+    SM90_GEMM_SILU, /* rows of W in turns of eight, gate and up: out = SPEC 2.8, n / 2 wide */
+};
+
+struct sm90_gemm {
+    unsigned long long weights; /* the image, 1024-byte aligned */
+    unsigned long long x;       /* bf16 [n_rows][x_stride], 16-byte aligned */
+    unsigned long long out;     /* [n_rows][out_stride], 16-byte aligned */
+    unsigned n, n_k, n_rows;
+    unsigned x_stride, out_stride; /* in values, multiples of 8 */
+    unsigned tile, n_tiles, n_blocks;
+    unsigned segments; /* of K, SPEC 2.4 */
+    unsigned form;     /* enum sm90_gemm_form */
+
+    /* sm90_gemm_bf16_few*: the rings, and the shares of the blocks. */
+    unsigned stage_blocks; /* blocks of K in a stage */
+    unsigned n_weight_stages, n_row_stages;
+    unsigned n_row_tiles; /* of the rows of x */
+    unsigned n_ranks;     /* blocks of a cluster, each with its share of the segments */
+    unsigned hold_ns;     /* how long a block without work keeps its place */
+
+    /* sm90_gemm_bf16_many* */
+    unsigned group; /* pairs of row tiles that share the weights while L2 has them */
+};
+
+struct sm90_gemm_pack {
+    unsigned long long rows;  /* bf16 [n_rows][n_k], 16-byte aligned */
+    unsigned long long image; /* zeros before the first call */
+    unsigned n_rows, n_k, tile, n_blocks;
+    unsigned first, step; /* rows in eights: at eights first, first + step, .. of the matrix */
+};
+
+#endif

@@ -1,0 +1,356 @@
+/* sm90_gemm_few - y = W x for few rows of x: bound by reading W once.
+ *
+ *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x N rows, 128-byte swizzle, zeros beyond
+ *   g         see sm90_gemm.h; weights and x are not written meanwhile, out may be neither
+ *   grid      n_ranks == 1: any number of blocks, each takes tiles in turn
+ *             n_ranks == 2: clusters of 2, one a tile; rank r has half r of the segments
+ *   block     128 or 256 threads that compute (tiles up to 64 or 128 rows), then 64 that copy
+ *   shared    1024 to align, then the rings, or the partial sums of a cluster if they are larger
+ *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
+ *   bound by  HBM, 2 bytes a weight
+ *
+ * W is the left operand of wgmma, so N = 8 rows of x cost no more than the tensor core's width in
+ * W.  Two rings: the weights' runs from the first cycle, for they depend on no kernel; that of x
+ * waits until the kernel before is done.  A tile shorter than 64 rows is read to 64: what stands
+ * behind it is another stage, perhaps being written; those products are other rows of the result
+ * and dropped.
+ *
+ *   barrier        arrives                       waits
+ *   weights_full   copier of weights, the bytes  all who compute
+ *   weights_empty  a lane of each warp           copier of weights
+ *   rows_full      copier of rows, the bytes     all who compute
+ *   rows_empty     a lane of each warp           copier of rows */
+#ifndef LLM42D_PTX_SM90_GEMM_FEW_CUH
+#define LLM42D_PTX_SM90_GEMM_FEW_CUH
+
+#include "ptx/sm90.cuh"
+#include "ptx/sm90_gemm.h"
+#include "runtime/num.h"
+
+enum {
+    FEW_COPY_THREADS = 64,
+    FEW_WG_ROWS = 64, /* rows of W to a warpgroup */
+    ROW_BYTES = 2 * SM90_GEMM_BLOCK,
+    PART_PAD = 4, /* floats between columns of partial sums, against bank conflicts */
+};
+
+struct few_ring {
+    u32 base, stage_bytes, full, empty, n_stages;
+    u32 stage, parity;
+
+    DEVICE_METHOD void next(void) {
+        if (++stage < n_stages) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
+
+/* What this block does, the same for all of its threads. */
+struct few_work {
+    u32 n_tiles, first, step;       /* tiles of W times tiles of x */
+    u32 block, segment_blocks;      /* of K: where it starts, how long a segment is */
+    u32 n_segments;
+};
+
+DEVICE struct few_work few_work(const struct sm90_gemm &g, u32 rank) {
+    struct few_work w;
+
+    w.n_tiles = g.n_tiles * g.n_row_tiles;
+    w.first = blockIdx.x / g.n_ranks;
+    w.step = gridDim.x / g.n_ranks;
+    w.n_segments = g.segments / g.n_ranks;
+    w.segment_blocks = g.n_blocks / g.segments;
+    w.block = rank * w.n_segments * w.segment_blocks;
+    return w;
+}
+
+DEVICE void few_copy_weights(const struct sm90_gemm &g, const struct few_work &w,
+                             struct few_ring ring) {
+    const u64 policy = sm90_policy_evict_first(); /* read once a step */
+    const u32 block_bytes = g.tile * ROW_BYTES;
+
+    for (u32 t = w.first; t < w.n_tiles; t += w.step) {
+        const char *from = (const char *)g.weights +
+                           ((u64)(t / g.n_row_tiles) * g.n_blocks + w.block) * block_bytes;
+
+        for (u32 s = 0; s < w.n_segments; s++)
+            for (u32 b = 0; b < w.segment_blocks; b += g.stage_blocks) {
+                u32 n_bytes = min(g.stage_blocks, w.segment_blocks - b) * block_bytes;
+
+                sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+                sm90_barrier_expect(ring.full + 8 * ring.stage, n_bytes);
+                sm90_copy_policy(ring.base + ring.stage * ring.stage_bytes, from, n_bytes,
+                                 ring.full + 8 * ring.stage, policy);
+                from += n_bytes;
+                ring.next();
+            }
+    }
+}
+
+template <int N>
+DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
+                          const struct few_work &w, struct few_ring ring) {
+    sm90_wait_previous();
+    if (w.first >= w.n_tiles && g.hold_ns) {
+        /* With every multiprocessor holding one block of this kernel, each has room for exactly
+         * one of the next: else two would land where none is, and the rest wait for them. */
+        u64 now, end = 0;
+
+        do {
+            asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+            if (end == 0) end = now + g.hold_ns;
+            __nanosleep(200);
+        } while (now < end);
+    }
+    for (u32 t = w.first; t < w.n_tiles; t += w.step) {
+        const u32 row = t % g.n_row_tiles * N;
+        u32 column = w.block * SM90_GEMM_BLOCK;
+
+        for (u32 s = 0; s < w.n_segments; s++)
+            for (u32 b = 0; b < w.segment_blocks; b += g.stage_blocks) {
+                const u32 n_blocks = min(g.stage_blocks, w.segment_blocks - b);
+                const u32 to = ring.base + ring.stage * ring.stage_bytes;
+
+                sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+                sm90_barrier_expect(ring.full + 8 * ring.stage, n_blocks * N * ROW_BYTES);
+                for (u32 i = 0; i < n_blocks; i++, column += SM90_GEMM_BLOCK)
+                    sm90_copy_tile(to + i * N * ROW_BYTES, map, column, row,
+                                   ring.full + 8 * ring.stage);
+                ring.next();
+            }
+    }
+}
+
+/* One segment: c = chain(+0, ..).  One loop over blocks of K, stages apart: with a loop inside, the
+ * compiler cannot see that the accumulators stay untouched, and serialises the steps. */
+template <int N>
+DEVICE void few_chain(float (&c)[N / 2], const struct sm90_gemm &g, const struct few_work &w,
+                      struct few_ring &weights, struct few_ring &rows, u32 wg, bool releases) {
+    const u32 tile_bytes = g.tile * ROW_BYTES;
+    u32 left = 0, right = 0, in_stage = 0;
+    u32 old_weights = 0, old_rows = 0; /* the stage before, to be given back */
+
+    sm90_pin(c);
+    for (u32 b = 0; b < w.segment_blocks; b++) {
+        const bool starts = in_stage == 0;
+
+        if (starts) {
+            left = weights.base + weights.stage * weights.stage_bytes + wg * 8192;
+            right = rows.base + rows.stage * rows.stage_bytes;
+            sm90_barrier_wait(weights.full + 8 * weights.stage, weights.parity);
+            sm90_barrier_wait(rows.full + 8 * rows.stage, rows.parity);
+        }
+        const u64 a = sm90_descriptor(left, 16, 1024), x = sm90_descriptor(right, 16, 1024);
+
+        sm90_wgmma_fence();
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) sm90_wgmma<N>::run(c, a + 2 * k, x + 2 * k, (b | k) != 0);
+        sm90_wgmma_commit();
+        /* The block before has been read; this one may still be. */
+        sm90_wgmma_wait<1>();
+        if (starts && b > 0 && releases) {
+            sm90_barrier_arrive(weights.empty + 8 * old_weights);
+            sm90_barrier_arrive(rows.empty + 8 * old_rows);
+        }
+        left += tile_bytes;
+        right += N * ROW_BYTES;
+        if (++in_stage == g.stage_blocks || b + 1 == w.segment_blocks) {
+            in_stage = 0;
+            old_weights = weights.stage;
+            old_rows = rows.stage;
+            weights.next();
+            rows.next();
+        }
+    }
+    sm90_wgmma_wait<0>();
+    sm90_pin(c);
+    if (releases) {
+        sm90_barrier_arrive(weights.empty + 8 * old_weights);
+        sm90_barrier_arrive(rows.empty + 8 * old_rows);
+    }
+}
+
+template <int N>
+DEVICE void few_add(float (&c)[N / 2], const float (&p)[N / 2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) c[i] = c[i] + p[i];
+}
+
+/* SPEC 2.8 for two rows of x, of sums that are not yet rounded. */
+DEVICE u32 few_silu(float g0, float g1, float u0, float u1) {
+    const u32 gate = sm90_pack(g0, g1), up = sm90_pack(u0, u1);
+    const u32 s = sm90_pack(num_silu(num_from_bits(gate << 16)),
+                            num_silu(num_from_bits(gate & 0xffff0000)));
+
+    return sm90_pack(num_from_bits(s << 16) * num_from_bits(up << 16),
+                     num_from_bits(s & 0xffff0000) * num_from_bits(up & 0xffff0000));
+}
+
+/* bf16(old + new) twice. */
+DEVICE u32 few_residual(u32 old, u32 new_) {
+    return sm90_pack(num_from_bits(old << 16) + num_from_bits(new_ << 16),
+                     num_from_bits(old & 0xffff0000) + num_from_bits(new_ & 0xffff0000));
+}
+
+/* Two adjacent values of one row of the output. */
+DEVICE void few_put(const struct sm90_gemm &g, u32 row, u32 column, u32 pair) {
+    u32 *to = (u32 *)((u16 *)g.out + (u64)row * g.out_stride + column);
+
+    *to = g.form == SM90_GEMM_ADD ? few_residual(*to, pair) : pair;
+}
+
+/* The accumulator of one block: a thread has rows r and r + 8 of W for rows 2 q, 2 q + 1 of x. */
+template <int N>
+DEVICE void few_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 t, u32 warp) {
+    const u32 lane = threadIdx.x % 32, local = warp * 16;
+    const u32 n = t / g.n_row_tiles * g.tile + local, row = t % g.n_row_tiles * N;
+    const bool low = local < g.tile && n < g.n, high = local + 8 < g.tile && n + 8 < g.n;
+
+#pragma unroll
+    for (u32 j = 0; j < N / 8; j++) {
+        if (g.form == SM90_GEMM_F32) {
+            const u32 token = row + j * 8 + lane % 4 * 2;
+            float *to = (float *)g.out + (u64)token * g.out_stride + n + lane / 4;
+
+            if (low && token < g.n_rows) to[0] = c[4 * j];
+            if (low && token + 1 < g.n_rows) to[g.out_stride] = c[4 * j + 1];
+            if (high && token < g.n_rows) to[8] = c[4 * j + 2];
+            if (high && token + 1 < g.n_rows) to[g.out_stride + 8] = c[4 * j + 3];
+            continue;
+        }
+        const u32 token = row + j * 8 + lane / 4, column = lane % 4 * 2;
+
+        if (g.form == SM90_GEMM_SILU) {
+            const u32 h = sm90_transpose(few_silu(c[4 * j], c[4 * j + 1], c[4 * j + 2],
+                                                  c[4 * j + 3]));
+
+            if (low && token < g.n_rows) few_put(g, token, n / 2 + column, h);
+            continue;
+        }
+        const u32 a = sm90_transpose(sm90_pack(c[4 * j], c[4 * j + 1]));
+        const u32 b = sm90_transpose(sm90_pack(c[4 * j + 2], c[4 * j + 3]));
+
+        if (low && token < g.n_rows) few_put(g, token, n + column, a);
+        if (high && token < g.n_rows) few_put(g, token, n + 8 + column, b);
+    }
+}
+
+/* Partial sums of this rank to its shared memory, as [row of x][tile + PART_PAD]. */
+template <int N>
+DEVICE void few_park(const float (&c)[N / 2], const struct sm90_gemm &g, float *part, u32 warp) {
+    const u32 lane = threadIdx.x % 32, r = warp * 16 + lane / 4;
+
+#pragma unroll
+    for (u32 j = 0; j < N / 8; j++) {
+        float *to = part + (j * 8 + lane % 4 * 2) * (g.tile + PART_PAD) + r;
+
+        if (r < g.tile) {
+            to[0] = c[4 * j];
+            to[g.tile + PART_PAD] = c[4 * j + 1];
+        }
+        if (r + 8 < g.tile) {
+            to[8] = c[4 * j + 2];
+            to[g.tile + PART_PAD + 8] = c[4 * j + 3];
+        }
+    }
+}
+
+/* The root of the tree: rank 0's half plus rank 1's, each rank for half of the rows of W. */
+template <int N>
+DEVICE void few_join(const struct sm90_gemm &g, const float *part, u32 t, u32 rank,
+                     u32 n_threads) {
+    const u32 row = t % g.n_row_tiles * N, n_rows = min((u32)N, g.n_rows - row);
+    const u32 share = g.tile / 2, fours = share / 4;
+
+    for (u32 i = threadIdx.x; i < n_rows * fours; i += n_threads) {
+        const u32 token = i / fours, r = rank * share + i % fours * 4;
+        const u32 n = t / g.n_row_tiles * g.tile + r;
+        const u32 at = sm90_shared(part + token * (g.tile + PART_PAD) + r);
+        const float4 a = sm90_load_peer(at, 0), b = sm90_load_peer(at, 1);
+        const float4 y = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+
+        if (n >= g.n) continue;
+        if (g.form == SM90_GEMM_F32) {
+            *(float4 *)((float *)g.out + (u64)(row + token) * g.out_stride + n) = y;
+            continue;
+        }
+        few_put(g, row + token, n, sm90_pack(y.x, y.y));
+        few_put(g, row + token, n + 2, sm90_pack(y.z, y.w));
+    }
+}
+
+extern __shared__ unsigned char few_dynamic[];
+
+template <int N>
+DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
+    __shared__ u64 barriers[4][SM90_GEMM_STAGES_MAX];
+    const u32 n_compute = blockDim.x - FEW_COPY_THREADS, warp = threadIdx.x / 32;
+    const u32 rank = g.n_ranks > 1 ? sm90_cluster_rank() : 0;
+    const struct few_work w = few_work(g, rank);
+    unsigned char *dynamic = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
+    struct few_ring weights = {sm90_shared(dynamic), g.stage_blocks * g.tile * ROW_BYTES,
+                               sm90_shared(barriers[0]), sm90_shared(barriers[1]),
+                               g.n_weight_stages, 0, 0};
+    struct few_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
+                            g.stage_blocks * N * ROW_BYTES, sm90_shared(barriers[2]),
+                            sm90_shared(barriers[3]), g.n_row_stages, 0, 0};
+
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < weights.n_stages; i++) {
+            sm90_barrier_init(weights.full + 8 * i, 1);
+            sm90_barrier_init(weights.empty + 8 * i, n_compute / 32);
+        }
+        for (u32 i = 0; i < rows.n_stages; i++) {
+            sm90_barrier_init(rows.full + 8 * i, 1);
+            sm90_barrier_init(rows.empty + 8 * i, n_compute / 32);
+        }
+        sm90_barrier_init_done();
+        sm90_launch_next();
+    }
+    __syncthreads(); /* nobody touches a barrier before it is made */
+
+    if (warp == n_compute / 32) {
+        if (threadIdx.x % 32 == 0) few_copy_weights(g, w, weights);
+        __syncwarp();
+    } else if (warp == n_compute / 32 + 1) {
+        if (threadIdx.x % 32 == 0) few_copy_rows<N>(map, g, w, rows);
+        __syncwarp();
+    } else {
+        const u32 wg = warp / 4;
+        const bool releases = threadIdx.x % 32 == 0;
+        float c[N / 2] = {0}, p[N / 2] = {0}, q[N <= 32 ? N / 2 : 1] = {0};
+
+        for (u32 t = w.first; t < w.n_tiles; t += w.step) {
+            few_chain<N>(c, g, w, weights, rows, wg, releases);
+            if (w.n_segments > 1) {
+                few_chain<N>(p, g, w, weights, rows, wg, releases);
+                few_add<N>(c, p);
+            }
+            if constexpr (N <= 32) { /* wider, registers do not suffice for two blocks at once */
+                if (w.n_segments > 2) {
+                    few_chain<N>(p, g, w, weights, rows, wg, releases);
+                    few_chain<N>(q, g, w, weights, rows, wg, releases);
+                    few_add<N>(p, q);
+                    few_add<N>(c, p);
+                }
+            }
+            sm90_wait_previous(); /* who added to `out` before us is done; it is, as x has come */
+            if (g.n_ranks == 1) few_store<N>(c, g, t, warp);
+        }
+        if (g.n_ranks > 1) {
+            /* The rings are idle, but another warpgroup may still read its last stage. */
+            sm90_named_sync(1, n_compute);
+            few_park<N>(c, g, (float *)dynamic, warp);
+        }
+    }
+    if (g.n_ranks > 1) {
+        __syncwarp();
+        sm90_cluster_sync(); /* both halves are parked */
+        if (warp < n_compute / 32 && w.first < w.n_tiles)
+            few_join<N>(g, (const float *)dynamic, w.first, rank, n_compute);
+        __syncwarp();
+        sm90_cluster_sync(); /* shared memory outlives the peer's reads */
+    }
+}
+
+#endif

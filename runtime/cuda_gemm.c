@@ -1,0 +1,356 @@
+#ifdef LLM42_CUDA
+
+#include "runtime/cuda_gemm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "runtime/assert.h"
+#include "runtime/cuda_driver.h"
+#include "runtime/err.h"
+
+enum {
+    UNITS = 132,            /* multiprocessors that tiles are spread over */
+    CUT_RANKS = 2,          /* blocks that share the segments of a tile */
+    CUT_WIDE = 128,         /* tile of many rows with K cut; then the tree fits the registers */
+    COPY_THREADS = 64,      /* of sm90_gemm_bf16_few* */
+    RING_BYTES = 108 << 10, /* two kernels' rings share a multiprocessor, so they overlap */
+    RING_BYTES_ALONE = 200 << 10, /* where registers leave room for one anyway */
+    STAGE_BYTES = 16 << 10,       /* longer copies gain nothing, shorter ones cost */
+    ALIGN_BYTES = 1024,
+    ROW_BYTES = 2 * SM90_GEMM_BLOCK,
+    PART_PAD = 4, /* as in sm90_gemm_few.cuh */
+    MANY_THREADS = 384,
+    MANY_RANKS = 2,
+    MANY_STAGING_BYTES = 8 * 2 * 16 * 48, /* as in sm90_gemm_many.cuh */
+    MANY_GROUP = 8,                       /* pairs of row tiles: 4 MB of x at K = 1024 */
+    MANY_ROWS_MIN = 256,
+    PACK_THREADS = 256,
+    GRID_Y_MAX = 65535,
+    HOLD_BYTES_PER_US = 4500000 / 8 * 10, /* memory's rate, of which a block waits 8 parts in 10 */
+};
+
+static const struct kernel_info {
+    const char *name;
+    uint32_t width; /* rows of x to a tile of few, rows of W to a tile of many */
+    uint32_t stages;
+} kernels[CUDA_GEMM_END] = {
+    [CUDA_GEMM_ANY] = {"sm90_gemm_bf16_any", 0, 0},
+    [CUDA_GEMM_FEW8] = {"sm90_gemm_bf16_few8", 8, 0},
+    [CUDA_GEMM_FEW16] = {"sm90_gemm_bf16_few16", 16, 0},
+    [CUDA_GEMM_FEW32] = {"sm90_gemm_bf16_few32", 32, 0},
+    [CUDA_GEMM_FEW64] = {"sm90_gemm_bf16_few64", 64, 0},
+    [CUDA_GEMM_FEW128] = {"sm90_gemm_bf16_few128", 128, 0},
+    [CUDA_GEMM_MANY128] = {"sm90_gemm_bf16_many128", 128, 6},
+    [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
+    [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
+};
+
+struct cuda_gemm {
+    struct cuda_driver *driver;
+    CUfunction pack;
+    CUfunction entries[CUDA_GEMM_END];
+};
+
+static uint32_t ceil_div(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+/* The smallest tile that needs no second round of blocks, or else the one whose last round is the
+ * fullest. */
+static uint32_t choose_tile(uint32_t n, bool cut, bool turns) {
+    static const uint32_t whole[] = {8, 16, 24, 32, 48, 56, 96, 112}, halves[] = {8, 16, 32, 64};
+    const uint32_t *tiles = cut ? halves : whole;
+    const uint32_t n_choices = cut ? 4 : 8, ranks = cut ? CUT_RANKS : 1;
+    uint32_t best = tiles[n_choices - 1], best_waste = UINT32_MAX;
+
+    for (uint32_t i = 0; i < n_choices; i++) {
+        const uint32_t n_blocks = ceil_div(n, tiles[i]) * ranks;
+
+        if (turns && tiles[i] % 16) continue;
+        if (n_blocks <= UNITS) return tiles[i];
+    }
+    for (uint32_t i = n_choices; i-- > n_choices / 2;) {
+        /* Rows that a unit's time would have room for, over all rounds. */
+        const uint32_t room = ceil_div(ceil_div(n, tiles[i]) * ranks, UNITS) * tiles[i];
+
+        if (turns && tiles[i] % 16) continue;
+        if (room < best_waste) {
+            best = tiles[i];
+            best_waste = room;
+        }
+    }
+    return best;
+}
+
+void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
+                     bool turns) {
+    const bool cut = segments > 1 && !turns;
+    const uint32_t tile = choose_tile(n, cut, turns);
+    const uint32_t wide = cut ? CUT_WIDE : tile % 7 ? 192 : 224;
+    const uint32_t n_tiles = ceil_div(n, wide) * (wide / tile);
+
+    ASSERT(n > 0 && n % (turns ? 16 : 8) == 0 && n_k > 0 && n_k % 16 == 0);
+    ASSERT(wide % (MANY_RANKS * tile) == 0);
+    *out_w = (struct cuda_gemm_weight){
+        .n = n,
+        .n_k = n_k,
+        .tile = tile,
+        .n_tiles = ceil_div(n, tile),
+        .n_blocks = ceil_div(n_k, SM90_GEMM_BLOCK),
+        .wide = wide,
+        .cut = cut,
+        .turns = turns,
+    };
+    out_w->n_bytes = (uint64_t)n_tiles * tile * out_w->n_blocks * ROW_BYTES;
+}
+
+static bool is_few(enum cuda_gemm_kernel kernel) {
+    return kernel >= CUDA_GEMM_FEW8 && kernel <= CUDA_GEMM_FEW128;
+}
+
+/* Blocks of K must not straddle segments, and a block's share of them fits its registers. */
+static bool can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w, uint32_t segments) {
+    const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
+    const bool aligned = segments == 1 || w->n_k % (SM90_GEMM_BLOCK * segments) == 0;
+
+    if (kernel == CUDA_GEMM_ANY) return true;
+    if (is_few(kernel))
+        return aligned && segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
+    return aligned && kernels[kernel].width == w->wide && segments <= (w->cut ? 4u : 1u);
+}
+
+enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
+                                       uint32_t segments) {
+    enum cuda_gemm_kernel kernel = CUDA_GEMM_FEW128;
+
+    if (n_rows > MANY_ROWS_MIN) {
+        kernel = w->wide == 128   ? CUDA_GEMM_MANY128
+                 : w->wide == 192 ? CUDA_GEMM_MANY192
+                                  : CUDA_GEMM_MANY224;
+        if (can(kernel, w, segments)) return kernel;
+        kernel = CUDA_GEMM_FEW128;
+    }
+    while (kernel > CUDA_GEMM_FEW8 &&
+           (kernels[kernel - 1].width >= n_rows || !can(kernel, w, segments)))
+        kernel--;
+    return can(kernel, w, segments) ? kernel : CUDA_GEMM_ANY;
+}
+
+static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
+    const uint32_t rows = SM90_GEMM_MANY_TOKENS + kernels[kernel].width;
+
+    return ALIGN_BYTES + kernels[kernel].stages * rows * ROW_BYTES + MANY_STAGING_BYTES;
+}
+
+int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *e) {
+    struct cuda_gemm *g = calloc(1, sizeof(*g));
+    int r;
+
+    if (!g) return err_set(e, -ENOMEM, "matrix products: bookkeeping");
+    g->driver = d;
+    r = cuda_driver_entry(d, "sm90_gemm_bf16_pack", "sm90_gemm_bf16_pack", 0, &g->pack, e);
+    for (uint32_t i = 0; r == 0 && i < CUDA_GEMM_END; i++) {
+        uint32_t n_bytes = 0;
+
+        if (is_few(i))
+            n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE : RING_BYTES);
+        if (i >= CUDA_GEMM_MANY128) n_bytes = shared_bytes_many(i);
+        r = cuda_driver_entry(d, kernels[i].name, kernels[i].name, n_bytes, &g->entries[i], e);
+    }
+    if (r < 0) {
+        cuda_gemm_close(g);
+        return r;
+    }
+    *out_g = g;
+    return 0;
+}
+
+void cuda_gemm_close(struct cuda_gemm *g) {
+    free(g);
+}
+
+int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
+                   uint32_t n_rows, uint32_t first, uint32_t step, struct err *e) {
+    struct sm90_gemm_pack p = {
+        .rows = d_rows,
+        .image = w->d_image,
+        .n_rows = n_rows,
+        .n_k = w->n_k,
+        .tile = w->tile,
+        .n_blocks = w->n_blocks,
+        .first = first,
+        .step = step,
+    };
+    struct cuda_launch launch = {
+        .entry = g->pack,
+        .name = "sm90_gemm_bf16_pack",
+        .grid = {ceil_div(w->n_k / 8, PACK_THREADS), min_u32(n_rows, GRID_Y_MAX)},
+        .block = {PACK_THREADS},
+        .params = (void *[]){&p},
+    };
+
+    ASSERT(n_rows % SM90_GEMM_ATOM_ROWS == 0 && step > 0);
+    ASSERT(n_rows == 0 || first + (n_rows / 8 - 1) * step < w->n / 8);
+    return n_rows ? cuda_driver_launch(g->driver, &launch, e) : 0;
+}
+
+static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t box_rows,
+                  CUtensorMap *out_map, struct err *e) {
+    const cuuint64_t sizes[] = {a->w->n_k, a->n_rows}, strides[] = {(uint64_t)a->x_stride * 2};
+    const cuuint32_t box[] = {SM90_GEMM_BLOCK, box_rows}, steps[] = {1, 1};
+
+    return cuda_driver_check(
+        g->driver,
+        g->driver->cuda.cuTensorMapEncodeTiled(
+            out_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)a->d_x, sizes, strides,
+            box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        "a map of activations", e);
+}
+
+/* Stages of both rings; from n_rows of x on, those of x are what is large. */
+static void plan_rings(struct sm90_gemm *p, uint32_t width) {
+    const uint32_t budget = width > 64 ? RING_BYTES_ALONE : RING_BYTES;
+    const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
+    const uint32_t row_bytes = width <= 16  ? 16 << 10
+                               : width > 64 ? 64 << 10
+                               : width > 32 ? (p->tile > 64 ? 32 << 10 : 40 << 10)
+                                            : (p->tile > 64 ? 24 << 10 : 32 << 10);
+    uint32_t n_blocks = min_u32(STAGE_BYTES / weight_block, STAGE_BYTES / row_block);
+
+    p->stage_blocks = max_u32(1, min_u32(n_blocks, p->n_blocks / p->segments));
+    p->n_row_stages = max_u32(2, min_u32(8, row_bytes / (row_block * p->stage_blocks)));
+    p->n_weight_stages =
+        min_u32(SM90_GEMM_STAGES_MAX, (budget - p->n_row_stages * row_block * p->stage_blocks) /
+                                          (weight_block * p->stage_blocks));
+    ASSERT(p->n_weight_stages >= 2);
+}
+
+static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                   const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    const uint32_t width = kernels[kernel].width;
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = kernels[kernel].name,
+        .block = {(a->w->tile > 64 ? 256 : 128) + COPY_THREADS},
+        .overlap = a->overlap,
+    };
+    uint32_t n_tiles, ring, reach, part;
+    CUtensorMap map;
+    int r;
+
+    p->n_row_tiles = ceil_div(a->n_rows, width);
+    p->n_ranks = a->w->cut && a->segments > 1 ? CUT_RANKS : 1;
+    plan_rings(p, width);
+    n_tiles = p->n_tiles * p->n_row_tiles;
+    if (p->n_ranks > 1) {
+        launch.cluster = p->n_ranks;
+        launch.grid[0] = n_tiles * p->n_ranks;
+    } else {
+        launch.grid[0] = min_u32(n_tiles, UNITS);
+    }
+    if (a->overlap && launch.grid[0] < UNITS) {
+        launch.grid[0] = UNITS;
+        p->hold_ns = (uint32_t)(a->w->n_bytes * 1000 / HOLD_BYTES_PER_US);
+    }
+    ring = p->stage_blocks * ROW_BYTES * (p->n_weight_stages * p->tile + p->n_row_stages * width);
+    /* A short tile is read to a whole warpgroup's rows, the last stage's too. */
+    reach = p->n_weight_stages * p->stage_blocks * p->tile * ROW_BYTES - p->tile * ROW_BYTES +
+            (launch.block[0] - COPY_THREADS) / 128 * 64 * ROW_BYTES;
+    part = p->n_ranks > 1 ? width * (p->tile + PART_PAD) * 4 : 0;
+    launch.shared_bytes = ALIGN_BYTES + max_u32(ring, max_u32(reach, part));
+    r = encode(g, a, width, &map, e);
+    if (r < 0) return r;
+    launch.params = (void *[]){&map, p};
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
+static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                    const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    const uint32_t n_pairs = ceil_div(a->n_rows, MANY_RANKS * SM90_GEMM_MANY_TOKENS);
+    const uint32_t n_tiles = n_pairs * ceil_div(a->w->n, kernels[kernel].width);
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = kernels[kernel].name,
+        .grid = {min_u32(n_tiles * MANY_RANKS, UNITS)},
+        .block = {MANY_THREADS},
+        .cluster = MANY_RANKS,
+        .shared_bytes = shared_bytes_many(kernel),
+        .overlap = a->overlap,
+    };
+    CUtensorMap map;
+    int r;
+
+    p->group = min_u32(n_pairs, MANY_GROUP);
+    r = encode(g, a, SM90_GEMM_MANY_TOKENS, &map, e);
+    if (r < 0) return r;
+    launch.params = (void *[]){&map, p};
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
+static int run_any(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct sm90_gemm *p,
+                   struct err *e) {
+    const uint32_t n_shares = min_u32(a->segments, 4);
+    struct cuda_launch launch = {
+        .entry = g->entries[CUDA_GEMM_ANY],
+        .name = kernels[CUDA_GEMM_ANY].name,
+        .grid = {ceil_div(ceil_div(a->w->n, 16), 4 / n_shares),
+                 ceil_div(a->n_rows, SM90_GEMM_ANY_TOKENS)},
+        .block = {128},
+        .overlap = a->overlap,
+        .params = (void *[]){p},
+    };
+
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
+int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                     const struct cuda_gemm_args *a, struct err *e) {
+    struct sm90_gemm p = {
+        .weights = a->w->d_image,
+        .x = a->d_x,
+        .out = a->d_out,
+        .n = a->w->n,
+        .n_k = a->w->n_k,
+        .n_rows = a->n_rows,
+        .x_stride = a->x_stride,
+        .out_stride = a->out_stride,
+        .tile = a->w->tile,
+        .n_tiles = a->w->n_tiles,
+        .n_blocks = a->w->n_blocks,
+        .segments = a->segments,
+        .form = a->form,
+    };
+
+    ASSERT(a->d_x % 16 == 0 && a->d_out % 16 == 0 && a->w->d_image % ALIGN_BYTES == 0);
+    ASSERT(a->x_stride % 8 == 0 && a->out_stride % 8 == 0);
+    ASSERT(a->segments && a->segments <= SM90_GEMM_SEGMENTS_MAX &&
+           (a->segments & (a->segments - 1)) == 0);
+    ASSERT(a->form != SM90_GEMM_SILU || a->w->turns);
+    if (a->n_rows == 0) return 0;
+    if (!can(kernel, a->w, a->segments))
+        return err_set(e, -ENOTSUP, "%s: %u x %u in %u segments", kernels[kernel].name, p.n, p.n_k,
+                       p.segments);
+    if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
+    return is_few(kernel) ? run_few(g, kernel, a, &p, e) : run_many(g, kernel, a, &p, e);
+}
+
+int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct err *e) {
+    return cuda_gemm_run_by(g, cuda_gemm_choose(a->w, a->n_rows, a->segments), a, e);
+}
+
+const char *cuda_gemm_name(enum cuda_gemm_kernel kernel) {
+    ASSERT(kernel < CUDA_GEMM_END);
+    return kernels[kernel].name;
+}
+
+#endif

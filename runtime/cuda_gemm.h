@@ -1,0 +1,91 @@
+/* cuda_gemm - matrix products on the GPU: the image of a weight matrix, the choice of a kernel,
+ * its launch (SPEC 2.4).
+ *
+ * Owns:   nothing but a table of entries; images and buffers are the caller's.
+ * Thread: as the driver's.
+ * Fails:  -EINVAL  a kernel is missing
+ *         -EIO     the device is lost
+ *
+ * A matrix is repacked once, at load; few rows of x and many read the same image.  The choice of
+ * a kernel is a pure function of shape and rows: it changes speed alone, never bits.
+ *
+ *     struct cuda_gemm_weight w;
+ *     cuda_gemm_shape(&w, n, n_k, schedule_canonical().o, false);
+ *     w.d_image = w.n_bytes of memory, zeroed, aligned to 1024
+ *     cuda_gemm_pack(g, &w, ..)  once, or once for each tensor that makes up the matrix
+ *     cuda_gemm_run(g, &(struct cuda_gemm_args){.w = &w, ..})  in every step */
+#ifndef LLM42D_RUNTIME_CUDA_GEMM_H
+#define LLM42D_RUNTIME_CUDA_GEMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ptx/sm90_gemm.h"
+
+struct cuda_driver;
+struct cuda_gemm;
+struct err;
+
+struct cuda_gemm_weight {
+    uint64_t d_image; /* the caller's; zero where nothing was packed */
+    uint64_t n_bytes;
+    uint32_t n, n_k;
+    uint32_t tile, n_tiles, n_blocks; /* as in sm90_gemm.h; n_tiles holds all n rows */
+    uint32_t wide;                    /* rows of W to a tile of many rows of x */
+    bool cut;                         /* made for K in two or more segments */
+    bool turns;                       /* rows in turns of eight, gate and up */
+};
+
+struct cuda_gemm_args {
+    const struct cuda_gemm_weight *w;
+    uint64_t d_x;      /* bf16 [n_rows][x_stride], aligned to 16 bytes */
+    uint64_t d_out;    /* [n_rows][out_stride], aligned to 16 bytes, not x */
+    uint32_t x_stride; /* in values, multiples of 8 */
+    uint32_t out_stride;
+    uint32_t n_rows;
+    uint32_t segments;        /* of K: 1, 2, 4, 8 or 16 */
+    enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone */
+    bool overlap; /* start beside the kernel before, which need not know: we wait for it */
+};
+
+/* Which kernel, and how it is launched. */
+enum cuda_gemm_kernel {
+    CUDA_GEMM_ANY, /* any shape */
+    CUDA_GEMM_FEW8,
+    CUDA_GEMM_FEW16,
+    CUDA_GEMM_FEW32,
+    CUDA_GEMM_FEW64,
+    CUDA_GEMM_FEW128,
+    CUDA_GEMM_MANY128,
+    CUDA_GEMM_MANY192,
+    CUDA_GEMM_MANY224,
+    CUDA_GEMM_END,
+};
+
+/* Shape of an image for W [n][n_k], n a multiple of 8 (16 with turns), n_k of 16, and the number
+ * of segments it is mostly used with.  Pure; d_image is 0. */
+void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
+                     bool turns);
+
+/* Pure. */
+enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
+                                       uint32_t segments);
+
+int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *e);
+void cuda_gemm_close(struct cuda_gemm *g);
+
+/* Rows [n_rows][n_k] of device memory to eights first, first + step, .. of the matrix; n_rows is a
+ * multiple of 8.  For gate and up in turns: first 0 and 1, step 2.  Queued. */
+int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
+                   uint32_t n_rows, uint32_t first, uint32_t step, struct err *e);
+
+/* Queued. */
+int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *args, struct err *e);
+
+/* The same by a kernel of the caller's choice, for tests and benchmarks; -ENOTSUP where it cannot
+ * do the shape. */
+int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                     const struct cuda_gemm_args *args, struct err *e);
+const char *cuda_gemm_name(enum cuda_gemm_kernel kernel);
+
+#endif
