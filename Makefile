@@ -26,7 +26,6 @@ client   := $(wildcard tools/client*.c) daemon/wire.c daemon/wire_name.c
 objects  := $(parts:%.c=$(BUILD)/%.o) $(BUILD)/runtime/ex2_sm90.o
 programs := $(BUILD)/llm42d $(BUILD)/llm42ctl $(BUILD)/llm42-bench
 tests    := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/*_test.c))
-fuzzers  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/*_fuzz.c))
 receipts := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/receipt*.c))
 pages    := $(wildcard docs/*.[1-8].scd)
 
@@ -47,8 +46,8 @@ check-service: $(programs) ## the daemon over its sockets, and under the real sy
 check-oracle: $(programs)  ## against other implementations (packages from PyPI; minutes)
 	$(Q)BUILD=$(BUILD) tests/check-oracle
 
-fuzz: $(fuzzers)      ## every parser for FUZZ_SECONDS each (default 60); needs clang
-	$(Q)tests/fuzz $(fuzzers)
+fuzz:                 ## every parser for FUZZ_SECONDS each (default 60)
+	$(Q)tests/fuzz
 
 bench: $(programs)    ## figures of this machine, each with its conditions
 	$(Q)$(BUILD)/llm42-bench
