@@ -53,4 +53,14 @@ $(BUILD)/ptx/kernels_table.c: FORCE
 $(BUILD)/ptx/kernels_table.o: $(BUILD)/ptx/kernels_table.c
 	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c $< -o $@
 
-.PHONY: FORCE
+.PHONY: FORCE gpu-programs
+
+# Programs that run where there is a GPU and little else: what they link beside libc is in them.
+gpu_tests := $(patsubst tests/%.c,$(BUILD)/gpu/%,$(wildcard tests/device_cuda_test.c tests/jit_test.c tests/kernel_*test.c))
+
+gpu-programs: $(gpu_tests)
+
+$(BUILD)/gpu/%: tests/%.c $(BUILD)/llm42d.a
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(BUILD)/llm42d.a -Wl,--as-needed \
+	    -l:libjansson.a -l:libcrypto.a -ldl -lm -pthread -o $@

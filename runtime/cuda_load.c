@@ -1,0 +1,161 @@
+#ifdef LLM42_CUDA
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ptx/sm90_batch.h"
+#include "runtime/assert.h"
+#include "runtime/cuda_impl.h"
+#include "runtime/err.h"
+#include "runtime/rope.h"
+
+enum { ALIGN_BYTES = 256 };
+
+static size_t align(size_t n_bytes) {
+    return (n_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+static int take_kv(struct cuda_device *d, struct err *e) {
+    const uint64_t n_pages = (uint64_t)d->model.n_layers * d->limits.n_pages;
+    const uint64_t n_values = (uint64_t)d->kv_width * DEVICE_PAGE_TOKENS;
+    int r;
+
+    d->layer_bytes = d->limits.n_pages * n_values * sizeof(uint16_t);
+    r = cuda_memory_take(&d->memory, CUDA_MEMORY_KV, "keys", n_pages, n_values, sizeof(uint16_t),
+                         &d->keys, e);
+    if (r < 0) return r;
+    return cuda_memory_take(&d->memory, CUDA_MEMORY_KV, "values", n_pages, n_values,
+                            sizeof(uint16_t), &d->values, e);
+}
+
+static int take_work(struct cuda_device *d, struct err *e) {
+    const struct model *m = &d->model;
+    const struct device_limits *l = &d->limits;
+    const uint32_t n_normed = l->n_rows > l->n_logit_rows ? l->n_rows : l->n_logit_rows;
+    const struct {
+        const char *what;
+        uint64_t n_outer, n_inner;
+        size_t value_bytes;
+        CUdeviceptr *out;
+    } buffers[] = {
+        {"rotary tables", l->n_positions, m->head_dim / 2, sizeof(uint16_t), &d->cos},
+        {"rotary tables", l->n_positions, m->head_dim / 2, sizeof(uint16_t), &d->sin},
+        {"residual stream", l->n_rows, m->hidden, sizeof(uint16_t), &d->x},
+        {"normed rows", n_normed, m->hidden, sizeof(uint16_t), &d->normed},
+        {"q, k and v", l->n_rows, d->qkv_width, sizeof(uint16_t), &d->qkv},
+        {"attention", l->n_rows, d->width, sizeof(uint16_t), &d->attended},
+        {"gate and up", l->n_rows, 2 * (uint64_t)m->intermediate, sizeof(uint16_t), &d->gate_up},
+        {"feed-forward", l->n_rows, m->intermediate, sizeof(uint16_t), &d->h},
+        {"products", l->n_rows, m->hidden, sizeof(uint16_t), &d->y},
+        {"logits", l->n_logit_rows, m->vocab, sizeof(float), &d->logits},
+        {"sampling", l->n_logit_rows, (m->vocab + 3) / 4 * 4, sizeof(float), &d->weighed},
+        {"logsumexp", l->n_logit_rows, d->n_chunks, sizeof(struct batch_chunk), &d->chunks},
+        {"a step's rows", d->batch_bytes, 1, 1, &d->batch},
+        {"results", d->back_bytes, 1, 1, &d->back},
+    };
+    int r;
+
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
+        r = cuda_memory_take(&d->memory, CUDA_MEMORY_WORK, buffers[i].what, buffers[i].n_outer,
+                             buffers[i].n_inner, buffers[i].value_bytes, buffers[i].out, e);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static int take_all(struct cuda_device *d, struct err *e) {
+    int r;
+
+    if ((r = cuda_weights_take(d, e)) < 0) return r;
+    if ((r = take_kv(d, e)) < 0) return r;
+    return take_work(d, e);
+}
+
+static int take_host(struct cuda_device *d, size_t n_bytes, char **out, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+    void *p = NULL;
+    int r = cuda_driver_check(driver, driver->cuda.cuMemHostAlloc(&p, n_bytes, 0),
+                              "pinned memory of a step", e);
+
+    if (r < 0) return r;
+    memset(p, 0, n_bytes);
+    *out = p;
+    return 0;
+}
+
+static int write_tables(struct cuda_device *d, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+    const size_t n = (size_t)d->limits.n_positions * (d->model.head_dim / 2);
+    uint16_t *tables = malloc(2 * n * sizeof(*tables));
+    int r;
+
+    if (!tables) return err_set(e, -ENOMEM, "rotary tables: %zu bytes", 2 * n * sizeof(*tables));
+    rope_tables(&d->model, d->limits.n_positions, tables, tables + n);
+    r = cuda_driver_check(
+        driver,
+        driver->cuda.cuMemcpyHtoDAsync_v2(d->cos, tables, n * sizeof(*tables), driver->stream),
+        "rotary tables", e);
+    if (r == 0)
+        r = cuda_driver_check(driver,
+                              driver->cuda.cuMemcpyHtoDAsync_v2(
+                                  d->sin, tables + n, n * sizeof(*tables), driver->stream),
+                              "rotary tables", e);
+    if (r == 0)
+        r = cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream),
+                              "rotary tables", e);
+    free(tables);
+    return r;
+}
+
+/* Offsets in the two blocks that travel. */
+static void lay_out(struct cuda_device *d) {
+    const struct device_limits *l = &d->limits;
+
+    d->wants_off = align(l->n_rows * sizeof(struct batch_row));
+    d->pages_off = d->wants_off + align(l->n_wants * sizeof(struct batch_want));
+    d->batch_bytes = d->pages_off + (size_t)l->n_seqs * l->n_seq_pages * sizeof(uint32_t);
+    d->results_off = align(l->n_rows);
+    d->back_bytes = d->results_off + l->n_wants * sizeof(struct batch_result);
+}
+
+int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
+              const struct device_limits *limits, struct err *e) {
+    int r;
+
+    ASSERT(!d->loaded);
+    ASSERT(limits->n_rows > 0 && limits->n_rows <= DEVICE_ROWS_MAX);
+    ASSERT(m->hidden % 16 == 0 && m->intermediate % 16 == 0 && m->head_dim % 16 == 0);
+    ASSERT(m->n_heads % m->n_kv_heads == 0);
+    d->loaded = true;
+    d->model = *m;
+    d->limits = *limits;
+    d->width = m->n_heads * m->head_dim;
+    d->kv_width = m->n_kv_heads * m->head_dim;
+    d->qkv_width = d->width + 2 * d->kv_width;
+    d->n_chunks = (m->vocab + SCHEDULE_LSE_CHUNK - 1) / SCHEDULE_LSE_CHUNK;
+    d->scale = (float)(0x1.71547652b82fep+0 / sqrt((double)m->head_dim));
+    lay_out(d);
+    d->layers = calloc(m->n_layers, sizeof(*d->layers));
+    if (!d->layers) return err_set(e, -ENOMEM, "weights: a table of %u layers", m->n_layers);
+    if ((r = cuda_weights_check(d, w, e)) < 0) return r;
+
+    d->memory = (struct cuda_memory){.driver = d->driver, .planning = true};
+    if ((r = take_all(d, e)) < 0) return r;
+    if ((r = cuda_memory_fits(&d->memory, e)) < 0) return r;
+    if ((r = take_all(d, e)) < 0) return r;
+    if ((r = take_host(d, d->batch_bytes, &d->h_batch, e)) < 0) return r;
+    if ((r = take_host(d, d->back_bytes, &d->h_back, e)) < 0) return r;
+    if ((r = write_tables(d, e)) < 0) return r;
+    return cuda_weights_read(d, w, e);
+}
+
+void cuda_unload(struct cuda_device *d) {
+    if (d->h_batch) (void)d->driver->cuda.cuMemFreeHost(d->h_batch);
+    if (d->h_back) (void)d->driver->cuda.cuMemFreeHost(d->h_back);
+    cuda_memory_close(&d->memory);
+    free(d->layers);
+}
+
+#endif

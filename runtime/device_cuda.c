@@ -1,0 +1,381 @@
+#include "runtime/device_cuda.h"
+
+#include <errno.h>
+
+#include "runtime/err.h"
+
+#ifndef LLM42_CUDA
+
+bool device_cuda_built(void) {
+    return false;
+}
+
+int device_cuda_open(const struct device_cuda_options *options, struct device **out_dev,
+                     struct err *e) {
+    (void)options;
+    (void)out_dev;
+    return err_set(e, -ENODEV, "built without CUDA: no toolkit was there");
+}
+
+#else
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ptx/sm90_batch.h"
+#include "runtime/assert.h"
+#include "runtime/cuda_impl.h"
+
+_Static_assert(sizeof(struct batch_row) == sizeof(struct device_row), "rows travel as they are");
+_Static_assert(sizeof(struct batch_result) == sizeof(struct device_result) &&
+                   offsetof(struct batch_result, numeric) ==
+                       offsetof(struct device_result, numeric),
+               "results travel as they are");
+_Static_assert(BATCH_TOP_MAX == SAMPLE_TOP_MAX, "one limit");
+
+static struct cuda_device *self(struct device *dev) {
+    return (struct cuda_device *)dev;
+}
+
+static void close_device(struct device *dev) {
+    struct cuda_device *d = self(dev);
+
+    if (!d) return;
+    if (d->driver) cuda_unload(d);
+    cuda_driver_close(d->driver);
+    free(d);
+}
+
+static int load(struct device *dev, const struct model *m, struct weights *w,
+                const struct device_limits *limits, struct err *e) {
+    return cuda_load(self(dev), m, w, limits, e);
+}
+
+/* top_p in units of 2^-24, to nearest, ties to even, at least 1; 0 where it keeps all. */
+static uint32_t top_part(float top_p) {
+    double part = ((double)top_p * 0x1p24 + 0x1p52) - 0x1p52;
+
+    if (!(top_p < 1.0f)) return 0;
+    return part < 1.0 ? 1 : (uint32_t)part;
+}
+
+static struct batch_want want_of(const struct cuda_device *d, const struct device_batch *batch,
+                                 const struct device_want *want) {
+    const struct sample_params *p = &want->params;
+
+    return (struct batch_want){
+        .row = want->row,
+        .position = batch->rows[want->row].position + 1,
+        .target = want->target,
+        .n_top = want->n_top < d->model.vocab ? want->n_top : d->model.vocab,
+        .temperature = p->temperature,
+        .min_p = p->min_p,
+        .top_k = p->top_k,
+        .top_part = top_part(p->top_p),
+        .seed = p->seed,
+    };
+}
+
+static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
+    struct cuda_device *d = self(dev);
+    struct cuda_driver *driver = d->driver;
+    const struct device_limits *l = &d->limits;
+    struct batch_want *wants = (struct batch_want *)(d->h_batch + d->wants_off);
+    const size_t n_pages = (size_t)batch->n_seqs * l->n_seq_pages;
+    uint32_t *pages = (uint32_t *)(d->h_batch + d->pages_off);
+    int r;
+
+    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    ASSERT(batch->n_rows > 0 && batch->n_rows <= l->n_rows && batch->n_seqs <= l->n_seqs);
+    ASSERT(batch->n_wants <= l->n_wants);
+    memcpy(pages, batch->pages, n_pages * sizeof(*pages));
+    memcpy(d->h_batch, batch->rows, batch->n_rows * sizeof(*batch->rows));
+    for (uint32_t i = 0; i < batch->n_rows; i++) {
+        const struct device_row *row = &batch->rows[i];
+
+        ASSERT(row->token < d->model.vocab && row->seq < batch->n_seqs);
+        ASSERT(row->position < l->n_positions);
+        ASSERT(row->position / DEVICE_PAGE_TOKENS < l->n_seq_pages);
+        for (uint32_t p = 0; p <= row->position / DEVICE_PAGE_TOKENS; p++)
+            ASSERT(pages[(size_t)row->seq * l->n_seq_pages + p] < l->n_pages);
+    }
+    for (uint32_t i = 0; i < batch->n_wants; i++) {
+        ASSERT(batch->wants[i].row < batch->n_rows && batch->wants[i].n_top <= SAMPLE_TOP_MAX);
+        wants[i] = want_of(d, batch, &batch->wants[i]);
+    }
+    d->n_rows = batch->n_rows;
+    d->n_wants = batch->n_wants;
+    r = cuda_driver_check(driver,
+                          driver->cuda.cuMemcpyHtoDAsync_v2(d->batch, d->h_batch,
+                                                            d->pages_off + n_pages * sizeof(*pages),
+                                                            driver->stream),
+                          "upload", e);
+    if (r < 0) return r;
+    return cuda_driver_check(
+        driver, driver->cuda.cuMemsetD8Async(d->back, 0, d->results_off, driver->stream), "upload",
+        e);
+}
+
+static int embed(struct device *dev, struct err *e) {
+    return cuda_step_embed(self(dev), e);
+}
+
+static int attn_in(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
+    return cuda_step_attn_in(self(dev), layer, s, e);
+}
+
+static int attend(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
+    return cuda_step_attend(self(dev), layer, s, e);
+}
+
+static int attn_out(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
+    return cuda_step_attn_out(self(dev), layer, s, e);
+}
+
+static int mlp_in(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
+    return cuda_step_mlp_in(self(dev), layer, s, e);
+}
+
+static int mlp_out(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
+    return cuda_step_mlp_out(self(dev), layer, s, e);
+}
+
+static int head(struct device *dev, uint32_t first, uint32_t n, const struct schedule *s,
+                struct err *e) {
+    const struct cuda_device *d = self(dev);
+
+    ASSERT(n > 0 && first + n <= d->n_wants && n <= d->limits.n_logit_rows);
+    return cuda_step_head(self(dev), first, n, s, e);
+}
+
+static int sample(struct device *dev, uint32_t first, uint32_t n, struct err *e) {
+    return cuda_step_sample(self(dev), first, n, e);
+}
+
+static int copy(struct device *dev, struct device_result *out_results, uint8_t *out_flagged,
+                struct err *e) {
+    struct cuda_device *d = self(dev);
+    struct cuda_driver *driver = d->driver;
+    const size_t n_bytes = d->results_off + d->n_wants * sizeof(struct batch_result);
+
+    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    d->out_results = out_results;
+    d->out_flagged = out_flagged;
+    return cuda_driver_check(
+        driver, driver->cuda.cuMemcpyDtoHAsync_v2(d->h_back, d->back, n_bytes, driver->stream),
+        "results", e);
+}
+
+/* Waits for all that was queued. */
+static int settle(struct cuda_device *d, const char *what, struct err *e) {
+    if (d->driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    return cuda_driver_check(d->driver, d->driver->cuda.cuStreamSynchronize(d->driver->stream),
+                             what, e);
+}
+
+static int wait(struct device *dev, struct err *e) {
+    struct cuda_device *d = self(dev);
+    int r = settle(d, "a step", e);
+
+    if (r < 0) return r;
+    if (d->out_results && d->n_wants)
+        memcpy(d->out_results, d->h_back + d->results_off, d->n_wants * sizeof(*d->out_results));
+    if (d->out_flagged) memcpy(d->out_flagged, d->h_back, d->n_rows);
+    d->out_results = NULL;
+    d->out_flagged = NULL;
+    return 0;
+}
+
+/* A row of a buffer. */
+static CUdeviceptr row_of(const struct cuda_device *d, enum device_buffer buffer, uint32_t row,
+                          size_t *out_bytes) {
+    const uint32_t n_rows = buffer == DEVICE_LOGITS ? d->limits.n_logit_rows : d->limits.n_rows;
+    CUdeviceptr at = 0;
+    size_t n = 0;
+
+    ASSERT(row < n_rows);
+    switch (buffer) {
+    case DEVICE_X:
+        at = d->x, n = d->model.hidden * sizeof(uint16_t);
+        break;
+    case DEVICE_QKV:
+        at = d->qkv, n = d->qkv_width * sizeof(uint16_t);
+        break;
+    case DEVICE_ATTN:
+        at = d->attended, n = d->width * sizeof(uint16_t);
+        break;
+    case DEVICE_H:
+        at = d->h, n = d->model.intermediate * sizeof(uint16_t);
+        break;
+    case DEVICE_LOGITS:
+        at = d->logits, n = d->model.vocab * sizeof(float);
+        break;
+    }
+    *out_bytes = n;
+    return at + row * n;
+}
+
+static int fetch(struct cuda_device *d, CUdeviceptr from, void *out, size_t n_bytes,
+                 struct err *e) {
+    struct cuda_driver *driver = d->driver;
+    int r;
+
+    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    r = cuda_driver_check(
+        driver, driver->cuda.cuMemcpyDtoHAsync_v2(out, from, n_bytes, driver->stream), "read", e);
+    if (r < 0) return r;
+    return settle(d, "read", e);
+}
+
+static int read_row(struct device *dev, enum device_buffer buffer, uint32_t row, void *out,
+                    struct err *e) {
+    size_t n_bytes;
+    CUdeviceptr from = row_of(self(dev), buffer, row, &n_bytes);
+
+    return fetch(self(dev), from, out, n_bytes, e);
+}
+
+static int write_row(struct device *dev, enum device_buffer buffer, uint32_t row, const void *in,
+                     struct err *e) {
+    struct cuda_device *d = self(dev);
+    struct cuda_driver *driver = d->driver;
+    size_t n_bytes;
+    CUdeviceptr to = row_of(d, buffer, row, &n_bytes);
+    int r;
+
+    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    r = cuda_driver_check(
+        driver, driver->cuda.cuMemcpyHtoDAsync_v2(to, in, n_bytes, driver->stream), "write", e);
+    if (r < 0) return r;
+    return settle(d, "write", e);
+}
+
+static int read_kv(struct device *dev, uint32_t layer, uint32_t page, uint32_t slot,
+                   uint32_t kv_head, uint16_t *out_k, uint16_t *out_v, struct err *e) {
+    struct cuda_device *d = self(dev);
+    const size_t n_bytes = d->model.head_dim * sizeof(uint16_t);
+    const uint64_t at =
+        layer * d->layer_bytes +
+        (((uint64_t)page * d->model.n_kv_heads + kv_head) * DEVICE_PAGE_TOKENS + slot) * n_bytes;
+    int r;
+
+    ASSERT(layer < d->model.n_layers && page < d->limits.n_pages);
+    ASSERT(slot < DEVICE_PAGE_TOKENS && kv_head < d->model.n_kv_heads);
+    r = fetch(d, d->keys + at, out_k, n_bytes, e);
+    if (r < 0) return r;
+    return fetch(d, d->values + at, out_v, n_bytes, e);
+}
+
+static int poison(struct device *dev, uint32_t page, uint16_t pattern, struct err *e) {
+    struct cuda_device *d = self(dev);
+    struct cuda_driver *driver = d->driver;
+    const size_t n = (size_t)d->kv_width * DEVICE_PAGE_TOKENS;
+    int r = 0;
+
+    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    ASSERT(page < d->limits.n_pages);
+    for (uint32_t layer = 0; r == 0 && layer < d->model.n_layers; layer++) {
+        const uint64_t at = layer * d->layer_bytes + page * n * sizeof(pattern);
+
+        r = cuda_driver_check(
+            driver, driver->cuda.cuMemsetD16Async(d->keys + at, pattern, n, driver->stream),
+            "poison", e);
+        if (r < 0) return r;
+        r = cuda_driver_check(
+            driver, driver->cuda.cuMemsetD16Async(d->values + at, pattern, n, driver->stream),
+            "poison", e);
+    }
+    return r;
+}
+
+static void describe(const struct device *dev, char *text, size_t n_bytes) {
+    const struct cuda_device *d = (const struct cuda_device *)dev;
+    const struct cuda_driver *driver = d->driver;
+
+    snprintf(text, n_bytes, "cuda, %s, driver API %d.%d, %u units, %u kernels", driver->name,
+             driver->version / 1000, driver->version % 1000 / 10, driver->n_units,
+             driver->n_kernels);
+}
+
+static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *out_kv,
+                   uint64_t *out_work) {
+    const struct cuda_device *d = (const struct cuda_device *)dev;
+
+    *out_weights = d->memory.n_bytes[CUDA_MEMORY_WEIGHTS];
+    *out_kv = d->memory.n_bytes[CUDA_MEMORY_KV];
+    *out_work = d->memory.n_bytes[CUDA_MEMORY_WORK];
+}
+
+static const struct device_ops ops = {
+    .name = "cuda",
+    .close = close_device,
+    .load = load,
+    .upload = upload,
+    .embed = embed,
+    .attn_in = attn_in,
+    .attend = attend,
+    .attn_out = attn_out,
+    .mlp_in = mlp_in,
+    .mlp_out = mlp_out,
+    .head = head,
+    .sample = sample,
+    .copy = copy,
+    .wait = wait,
+    .read = read_row,
+    .write = write_row,
+    .read_kv = read_kv,
+    .poison = poison,
+    .describe = describe,
+    .memory = memory,
+};
+
+bool device_cuda_built(void) {
+    return true;
+}
+
+static int find_entries(struct cuda_device *d, struct err *e) {
+    const struct {
+        const char *name;
+        CUfunction *out;
+    } wanted[] = {
+        {"sm90_embed_bf16", &d->entries.embed},
+        {"sm90_residual_norm_bf16", &d->entries.norm},
+        {"sm90_rotary_bf16", &d->entries.rotary},
+        {"sm90_silu_bf16", &d->entries.silu},
+        {"sm90_lse_f32", &d->entries.lse},
+        {"sm90_sample_f32", &d->entries.sample},
+        {"sm90_plain_gemm_bf16", &d->entries.plain_gemm},
+        {"sm90_plain_attn_bf16", &d->entries.plain_attn},
+    };
+
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+        int r = cuda_driver_entry(d->driver, wanted[i].name, wanted[i].name, 0, wanted[i].out, e);
+
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+int device_cuda_open(const struct device_cuda_options *options, struct device **out_dev,
+                     struct err *e) {
+    const struct cuda_driver_options asked = {.ordinal = options->ordinal,
+                                              .cache_folder = options->cache_folder,
+                                              .nvrtc_folder = options->nvrtc_folder};
+    struct cuda_device *d = calloc(1, sizeof(*d));
+    int r;
+
+    if (!d) return err_set(e, -ENOMEM, "CUDA: %zu bytes", sizeof(*d));
+    d->base.ops = &ops;
+    d->options = *options;
+    r = cuda_driver_open(&asked, &d->driver, e);
+    if (r == 0) r = find_entries(d, e);
+    if (r < 0) {
+        close_device(&d->base);
+        return r;
+    }
+    *out_dev = &d->base;
+    return 0;
+}
+
+#endif

@@ -1,0 +1,31 @@
+/* device_cuda - the device of device.h on one NVIDIA GPU of compute capability 9.0.
+ *
+ * Owns:   see device.h; the GPU's context and its kernels, from open to close.
+ * Thread: see device.h.
+ * Fails:  -ENODEV  built without CUDA; no driver, no NVRTC, no such GPU, or not of compute
+ *                  capability 9.0: the text says which
+ *         -EINVAL  a kernel does not compile or load
+ *         -ENOMEM  */
+#ifndef LLM42D_RUNTIME_DEVICE_CUDA_H
+#define LLM42D_RUNTIME_DEVICE_CUDA_H
+
+#include <stdbool.h>
+
+struct device;
+struct err;
+
+struct device_cuda_options {
+    int ordinal;              /* which GPU */
+    const char *cache_folder; /* of compiled kernels, or NULL: none is kept */
+    const char *nvrtc_folder; /* or NULL: the usual places */
+    bool plain;               /* short, slow kernels for products and attention: for tests */
+    bool no_graphs;           /* every kernel launched by itself, for tests and profilers */
+};
+
+/* Whether this program has the CUDA device at all. */
+bool device_cuda_built(void);
+
+int device_cuda_open(const struct device_cuda_options *options, struct device **out_dev,
+                     struct err *e);
+
+#endif
