@@ -118,7 +118,8 @@ static bool is_few(enum cuda_gemm_kernel kernel) {
 }
 
 /* Blocks of K must not straddle segments, and a block's share of them fits its registers. */
-static bool can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w, uint32_t segments) {
+bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                   uint32_t segments) {
     const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
     const bool aligned = segments == 1 || w->n_k % (SM90_GEMM_BLOCK * segments) == 0;
 
@@ -136,13 +137,13 @@ enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_
         kernel = w->wide == 128   ? CUDA_GEMM_MANY128
                  : w->wide == 192 ? CUDA_GEMM_MANY192
                                   : CUDA_GEMM_MANY224;
-        if (can(kernel, w, segments)) return kernel;
+        if (cuda_gemm_can(kernel, w, segments)) return kernel;
         kernel = CUDA_GEMM_FEW128;
     }
     while (kernel > CUDA_GEMM_FEW8 &&
-           (kernels[kernel - 1].width >= n_rows || !can(kernel, w, segments)))
+           (kernels[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
         kernel--;
-    return can(kernel, w, segments) ? kernel : CUDA_GEMM_ANY;
+    return cuda_gemm_can(kernel, w, segments) ? kernel : CUDA_GEMM_ANY;
 }
 
 static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
@@ -337,9 +338,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
            (a->segments & (a->segments - 1)) == 0);
     ASSERT(a->form != SM90_GEMM_SILU || a->w->turns);
     if (a->n_rows == 0) return 0;
-    if (!can(kernel, a->w, a->segments))
-        return err_set(e, -ENOTSUP, "%s: %u x %u in %u segments", kernels[kernel].name, p.n, p.n_k,
-                       p.segments);
+    ASSERT(cuda_gemm_can(kernel, a->w, a->segments));
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
     return is_few(kernel) ? run_few(g, kernel, a, &p, e) : run_many(g, kernel, a, &p, e);
 }

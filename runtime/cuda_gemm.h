@@ -67,7 +67,9 @@ enum cuda_gemm_kernel {
 void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
                      bool turns);
 
-/* Pure. */
+/* Pure: whether the kernel can do the shape, and the one that does it fastest. */
+bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                   uint32_t segments);
 enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
                                        uint32_t segments);
 
@@ -82,8 +84,7 @@ int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64
 /* Queued. */
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *args, struct err *e);
 
-/* The same by a kernel of the caller's choice, for tests and benchmarks; -ENOTSUP where it cannot
- * do the shape. */
+/* The same by a kernel of the caller's choice that can, for tests and benchmarks. */
 int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
                      const struct cuda_gemm_args *args, struct err *e);
 const char *cuda_gemm_name(enum cuda_gemm_kernel kernel);
