@@ -1,7 +1,7 @@
 // sm90_lse_f32 - of each chunk of 128 logits the maximum and the sum of exponentials (SPEC 2.10).
 //
 //   chunks    {max, sum} [gridDim.y][n_chunks]; a NaN logit counts as -infinity in the maximum
-//   logits    f32 [gridDim.y][vocab]
+//   logits    f32 [gridDim.y][stride], the first vocab of a row
 //   grid      (ceil(n_chunks / 8), rows, 1)      block (256, 1, 1), a warp a chunk
 //   shared    none
 //   rounding  bit-exact: exp2p of num.h, the tree over adjacent ids
@@ -13,10 +13,10 @@ enum { WARPS = 8, CHUNK = 128 };
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     sm90_lse_f32(batch_chunk *__restrict__ chunks, const float *__restrict__ logits, unsigned vocab,
-                 unsigned n_chunks) {
+                 unsigned stride, unsigned n_chunks) {
     const unsigned lane = threadIdx.x % 32, chunk = blockIdx.x * WARPS + threadIdx.x / 32;
     const unsigned id = chunk * CHUNK + 4 * lane;
-    const float *from = logits + (size_t)blockIdx.y * vocab;
+    const float *from = logits + (size_t)blockIdx.y * stride;
     float v[4], max = -NUM_INFINITY, exponent;
 
     if (chunk >= n_chunks) return;

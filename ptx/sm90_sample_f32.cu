@@ -3,9 +3,9 @@
 //
 //   results   [gridDim.x]
 //   wants     [gridDim.x]
-//   logits    f32 [gridDim.x][vocab]
+//   logits    f32 [gridDim.x][stride], the first vocab of a row
 //   chunks    {max, sum} [gridDim.x][n_chunks], of sm90_lse_f32; n_chunks at most 8192
-//   scratch   f32 [gridDim.x][vocab rounded up to 4], 16-byte aligned
+//   scratch   f32 [gridDim.x][stride], 16-byte aligned; stride a multiple of 4
 //   grid      (rows, 1, 1)      block (1024, 1, 1)
 //   shared    3 KB
 //   rounding  bit-exact; sums of weights are integers, so their order is free, and so is that of
@@ -277,11 +277,11 @@ static __device__ unsigned choose(shared &s, const row &r, const batch_want &wan
 extern "C" __global__ void __launch_bounds__(THREADS)
     sm90_sample_f32(batch_result *__restrict__ results, const batch_want *__restrict__ wants,
                     const float *__restrict__ logits, const batch_chunk *__restrict__ chunks,
-                    float *scratch, unsigned vocab, unsigned n_chunks) {
+                    float *scratch, unsigned vocab, unsigned stride, unsigned n_chunks) {
     __shared__ shared s;
     const batch_want want = wants[blockIdx.x];
-    row r = {logits + (size_t)blockIdx.x * vocab, scratch + (size_t)blockIdx.x * ((vocab + 3) / 4 * 4),
-             vocab, want.temperature, 0.0f};
+    row r = {logits + (size_t)blockIdx.x * stride, scratch + (size_t)blockIdx.x * stride, vocab,
+             want.temperature, 0.0f};
     batch_result *to = &results[blockIdx.x];
     unsigned first, token;
     float max, exponent, lse;

@@ -14,32 +14,66 @@
 #include <stdint.h>
 
 #include "runtime/cuda_driver.h"
+#include "runtime/cuda_gemm.h"
 #include "runtime/cuda_memory.h"
 #include "runtime/device.h"
 #include "runtime/device_cuda.h"
 
-struct batch_want;
-
-/* A weight matrix [n][k]. */
-struct cuda_matrix {
-    CUdeviceptr w;
-    uint32_t n, k;
+enum {
+    CUDA_GRAPHS_MAX = 64,
+    CUDA_GRAPH_ROWS_MAX = 256, /* steps of more rows are launched kernel by kernel */
+    CUDA_GRAPH_HEADS_MAX = 16, /* groups of wanted rows in a graph's step */
 };
 
 struct cuda_layer {
-    struct cuda_matrix qkv, o, gate_up, down;
-    CUdeviceptr norm_in, norm_post; /* bf16 [hidden] */
+    struct cuda_gemm_weight qkv, o, gate_up, down; /* gate and up in turns of eight rows */
+    CUdeviceptr norm_in, norm_post;                /* bf16 [hidden] */
 };
 
 /* The kernels; one entry each. */
 struct cuda_entries {
-    CUfunction embed, norm, rotary, silu, lse, sample, plain_gemm, plain_attn;
+    CUfunction embed, norm, rotary, lse, sample, plain_attn;
+};
+
+/* A stage that was asked for and not launched yet. */
+enum cuda_op_kind {
+    CUDA_OP_EMBED,
+    CUDA_OP_ATTN_IN,
+    CUDA_OP_ATTEND,
+    CUDA_OP_ATTN_OUT,
+    CUDA_OP_MLP_IN,
+    CUDA_OP_MLP_OUT,
+    CUDA_OP_HEAD,
+    CUDA_OP_SAMPLE,
+};
+
+struct cuda_op {
+    uint32_t kind;
+    uint32_t at;       /* the layer, or the first wanted row */
+    uint32_t n;        /* wanted rows, rounded up to a bucket */
+    struct schedule s; /* its padding is zero: ops are compared as bytes */
+};
+
+/* Whole steps as they were recorded: by rows, and by the stages asked for. */
+struct cuda_graph {
+    uint32_t n_rows, n_ops; /* n_rows 0: none */
+    struct cuda_op *ops;    /* [n_ops_max] */
+    CUgraphExec exec;
+    uint64_t used; /* when last */
+};
+
+struct cuda_queue {
+    struct cuda_op *ops; /* [n_ops_max], then those of the graphs */
+    uint32_t n_ops, n_ops_max;
+    struct cuda_graph graphs[CUDA_GRAPHS_MAX];
+    uint64_t n_steps;
 };
 
 struct cuda_device {
     struct device base;
     struct device_cuda_options options;
     struct cuda_driver *driver;
+    struct cuda_gemm *gemm;
     struct cuda_entries entries;
 
     struct model model;
@@ -47,13 +81,14 @@ struct cuda_device {
     struct cuda_memory memory;
     uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */
     uint32_t n_chunks;                   /* of 128 ids */
+    uint32_t logits_stride;              /* the vocabulary rounded up to 8 */
     float scale;                         /* c of SPEC 2.7 */
     bool loaded;
 
     struct cuda_layer *layers; /* [n_layers] */
-    struct cuda_matrix head;
+    struct cuda_gemm_weight head;
     CUdeviceptr norm_final;   /* bf16 [hidden] */
-    CUdeviceptr embed;        /* bf16 [vocab][hidden]; if tied the head's */
+    CUdeviceptr embed;        /* bf16 [vocab][hidden], as it stands in the file */
     CUdeviceptr keys, values; /* bf16 [n_layers][n_pages][n_kv_heads][64][head_dim] */
     uint64_t layer_bytes;     /* of keys, or of values, of one layer */
     CUdeviceptr cos, sin;     /* bf16 [n_positions][head_dim / 2] */
@@ -62,12 +97,12 @@ struct cuda_device {
     CUdeviceptr normed;   /* bf16 [n_rows or n_logit_rows][hidden] */
     CUdeviceptr qkv;      /* bf16 [n_rows][qkv_width] */
     CUdeviceptr attended; /* bf16 [n_rows][width] */
-    CUdeviceptr gate_up;  /* bf16 [n_rows][2 intermediate] */
     CUdeviceptr h;        /* bf16 [n_rows][intermediate] */
-    CUdeviceptr y;        /* bf16 [n_rows][hidden], of o and down */
-    CUdeviceptr logits;   /* f32 [n_logit_rows][vocab] */
-    CUdeviceptr weighed;  /* f32 [n_logit_rows][vocab rounded up to 4] */
+    CUdeviceptr logits;   /* f32 [n_logit_rows][logits_stride] */
+    CUdeviceptr weighed;  /* f32 [n_logit_rows][logits_stride] */
     CUdeviceptr chunks;   /* [n_logit_rows][n_chunks] */
+    CUdeviceptr staging;  /* of weights on their way, staging_bytes */
+    uint64_t staging_bytes;
 
     /* A step's upload, one block: rows, wants, page tables.  And the same, pinned, on the host. */
     CUdeviceptr batch;
@@ -79,6 +114,8 @@ struct cuda_device {
     size_t results_off, back_bytes;
 
     uint32_t n_rows, n_wants; /* of the step */
+    uint32_t n_launch;        /* rows that kernels are launched for, n_rows or its bucket */
+    struct cuda_queue queue;
     struct device_result *out_results;
     uint8_t *out_flagged;
 };
@@ -93,7 +130,17 @@ int cuda_weights_check(const struct cuda_device *d, const struct weights *w, str
 int cuda_weights_take(struct cuda_device *d, struct err *e);
 int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e);
 
-/* cuda_step.c: stages of a step, queued. */
+/* cuda_queue.c: stages wait until a step is whole, and run as a graph where one fits. */
+int cuda_queue_open(struct cuda_device *d, struct err *e);
+void cuda_queue_close(struct cuda_device *d);
+uint32_t cuda_queue_bucket(uint32_t n); /* n rounded up to what graphs are made for */
+/* `n` of wanted rows; s may be NULL. */
+int cuda_queue_push(struct cuda_device *d, enum cuda_op_kind kind, uint32_t at, uint32_t n,
+                    const struct schedule *s, struct err *e);
+int cuda_queue_flush(struct cuda_device *d, struct err *e); /* launched one by one */
+int cuda_queue_run(struct cuda_device *d, struct err *e);   /* the step is whole */
+
+/* cuda_step.c: the launches of a stage, for n_launch rows. */
 int cuda_step_embed(struct cuda_device *d, struct err *e);
 int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                       struct err *e);

@@ -46,11 +46,9 @@ static int take_work(struct cuda_device *d, struct err *e) {
         {"normed rows", n_normed, m->hidden, sizeof(uint16_t), &d->normed},
         {"q, k and v", l->n_rows, d->qkv_width, sizeof(uint16_t), &d->qkv},
         {"attention", l->n_rows, d->width, sizeof(uint16_t), &d->attended},
-        {"gate and up", l->n_rows, 2 * (uint64_t)m->intermediate, sizeof(uint16_t), &d->gate_up},
         {"feed-forward", l->n_rows, m->intermediate, sizeof(uint16_t), &d->h},
-        {"products", l->n_rows, m->hidden, sizeof(uint16_t), &d->y},
-        {"logits", l->n_logit_rows, m->vocab, sizeof(float), &d->logits},
-        {"sampling", l->n_logit_rows, (m->vocab + 3) / 4 * 4, sizeof(float), &d->weighed},
+        {"logits", l->n_logit_rows, d->logits_stride, sizeof(float), &d->logits},
+        {"sampling", l->n_logit_rows, d->logits_stride, sizeof(float), &d->weighed},
         {"logsumexp", l->n_logit_rows, d->n_chunks, sizeof(struct batch_chunk), &d->chunks},
         {"a step's rows", d->batch_bytes, 1, 1, &d->batch},
         {"results", d->back_bytes, 1, 1, &d->back},
@@ -134,6 +132,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     d->width = m->n_heads * m->head_dim;
     d->kv_width = m->n_kv_heads * m->head_dim;
     d->qkv_width = d->width + 2 * d->kv_width;
+    d->logits_stride = (m->vocab + 7) / 8 * 8;
     d->n_chunks = (m->vocab + SCHEDULE_LSE_CHUNK - 1) / SCHEDULE_LSE_CHUNK;
     d->scale = (float)(0x1.71547652b82fep+0 / sqrt((double)m->head_dim));
     lay_out(d);
@@ -147,6 +146,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     if ((r = take_all(d, e)) < 0) return r;
     if ((r = take_host(d, d->batch_bytes, &d->h_batch, e)) < 0) return r;
     if ((r = take_host(d, d->back_bytes, &d->h_back, e)) < 0) return r;
+    if ((r = cuda_queue_open(d, e)) < 0) return r;
     if ((r = write_tables(d, e)) < 0) return r;
     return cuda_weights_read(d, w, e);
 }
@@ -154,6 +154,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
 void cuda_unload(struct cuda_device *d) {
     if (d->h_batch) (void)d->driver->cuda.cuMemFreeHost(d->h_batch);
     if (d->h_back) (void)d->driver->cuda.cuMemFreeHost(d->h_back);
+    cuda_queue_close(d);
     cuda_memory_close(&d->memory);
     free(d->layers);
 }

@@ -11,12 +11,8 @@ enum {
     EMBED_THREADS = 128,
     NORM_THREADS = 256,
     ROTARY_THREADS = 256,
-    SILU_THREADS = 128,
-    SILU_VALUES = 8, /* of a thread */
     LSE_WARPS = 8,
     SAMPLE_THREADS = 1024,
-    GEMM_COLUMNS = 16, /* of the plain kernel's block */
-    GEMM_ROWS = 8,
     ATTN_THREADS = 128,
     ATTN_HEADS = 8,
 };
@@ -40,7 +36,7 @@ static int run(struct cuda_device *d, CUfunction entry, const char *name, uint32
 int cuda_step_embed(struct cuda_device *d, struct err *e) {
     void *params[] = {&d->x, &d->embed, &d->batch, &d->model.hidden};
 
-    return run(d, d->entries.embed, "embed", d->n_rows, 1, EMBED_THREADS, 0, params, e);
+    return run(d, d->entries.embed, "embed", d->n_launch, 1, EMBED_THREADS, 0, params, e);
 }
 
 /* x += y where y is given, then normed = norm(x, w) where w is.  With wants, of their rows. */
@@ -52,15 +48,22 @@ static int norm(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, CUdeviceptr
     return run(d, d->entries.norm, "residual, norm", n, 1, NORM_THREADS, 0, params, e);
 }
 
-static int product(struct cuda_device *d, const struct cuda_matrix *m, CUdeviceptr x, CUdeviceptr y,
-                   uint32_t n_rows, uint32_t segments, bool is_float, struct err *e) {
-    uint32_t segment = schedule_segment(m->k, segments), n = m->n, k = m->k, wide = is_float;
-    CUdeviceptr w = m->w;
-    void *params[] = {&y, &w, &x, &n, &k, &n_rows, &segment, &wide};
+/* y = W x, in whatever form; strides follow from the shapes. */
+static int product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUdeviceptr x,
+                   CUdeviceptr y, uint32_t n_rows, uint32_t segments, enum sm90_gemm_form form,
+                   struct err *e) {
+    const struct cuda_gemm_args args = {
+        .w = w,
+        .d_x = x,
+        .d_out = y,
+        .x_stride = w->n_k,
+        .out_stride = form == SM90_GEMM_SILU ? w->n / 2 : w->n,
+        .n_rows = n_rows,
+        .segments = segments,
+        .form = form,
+    };
 
-    return run(d, d->entries.plain_gemm, "plain gemm", groups(n, GEMM_COLUMNS),
-               groups(n_rows, GEMM_ROWS), 32 * segments,
-               segments * 4 * 32 * (uint32_t)sizeof(float), params, e);
+    return cuda_gemm_run(d->gemm, &args, e);
 }
 
 int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
@@ -81,9 +84,10 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
                       &d->model.head_dim};
     int r;
 
-    if ((r = norm(d, 0, l->norm_in, 0, d->n_rows, s->norm_run, e)) < 0) return r;
-    if ((r = product(d, &l->qkv, d->normed, d->qkv, d->n_rows, s->qkv, false, e)) < 0) return r;
-    return run(d, d->entries.rotary, "rotary", d->n_rows, 1, ROTARY_THREADS, 0, params, e);
+    if ((r = norm(d, 0, l->norm_in, 0, d->n_launch, s->norm_run, e)) < 0) return r;
+    if ((r = product(d, &l->qkv, d->normed, d->qkv, d->n_launch, s->qkv, SM90_GEMM_BF16, e)) < 0)
+        return r;
+    return run(d, d->entries.rotary, "rotary", d->n_launch, 1, ROTARY_THREADS, 0, params, e);
 }
 
 int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedule *s,
@@ -108,7 +112,7 @@ int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedul
     const struct cuda_launch launch = {
         .entry = d->entries.plain_attn,
         .name = "plain attention",
-        .grid = {d->n_rows, m->n_kv_heads, groups(m->n_heads / m->n_kv_heads, ATTN_HEADS)},
+        .grid = {d->n_launch, m->n_kv_heads, groups(m->n_heads / m->n_kv_heads, ATTN_HEADS)},
         .block = {ATTN_THREADS, 1, 1},
         .params = params};
 
@@ -117,49 +121,38 @@ int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedul
 
 int cuda_step_attn_out(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                        struct err *e) {
-    int r = product(d, &d->layers[layer].o, d->attended, d->y, d->n_rows, s->o, false, e);
-
-    if (r < 0) return r;
-    return norm(d, d->y, 0, 0, d->n_rows, s->norm_run, e);
+    return product(d, &d->layers[layer].o, d->attended, d->x, d->n_launch, s->o, SM90_GEMM_ADD, e);
 }
 
 int cuda_step_mlp_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                      struct err *e) {
     const struct cuda_layer *l = &d->layers[layer];
-    uint32_t n = d->model.intermediate;
-    void *params[] = {&d->h, &d->gate_up, &n};
-    int r;
+    int r = norm(d, 0, l->norm_post, 0, d->n_launch, s->norm_run, e);
 
-    if ((r = norm(d, 0, l->norm_post, 0, d->n_rows, s->norm_run, e)) < 0) return r;
-    r = product(d, &l->gate_up, d->normed, d->gate_up, d->n_rows, s->gate_up, false, e);
     if (r < 0) return r;
-    return run(d, d->entries.silu, "silu", groups(n, SILU_VALUES * SILU_THREADS), d->n_rows,
-               SILU_THREADS, 0, params, e);
+    return product(d, &l->gate_up, d->normed, d->h, d->n_launch, s->gate_up, SM90_GEMM_SILU, e);
 }
 
 int cuda_step_mlp_out(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                       struct err *e) {
-    int r = product(d, &d->layers[layer].down, d->h, d->y, d->n_rows, s->down, false, e);
-
-    if (r < 0) return r;
-    return norm(d, d->y, 0, 0, d->n_rows, s->norm_run, e);
+    return product(d, &d->layers[layer].down, d->h, d->x, d->n_launch, s->down, SM90_GEMM_ADD, e);
 }
 
 int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const struct schedule *s,
                    struct err *e) {
     CUdeviceptr wants = d->batch + d->wants_off + first * sizeof(struct batch_want);
-    int r;
+    int r = norm(d, 0, d->norm_final, wants, n, s->norm_run, e);
 
-    if ((r = norm(d, 0, d->norm_final, wants, n, s->norm_run, e)) < 0) return r;
-    return product(d, &d->head, d->normed, d->logits, n, s->head, true, e);
+    if (r < 0) return r;
+    return product(d, &d->head, d->normed, d->logits, n, s->head, SM90_GEMM_F32, e);
 }
 
 int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e) {
     CUdeviceptr wants = d->batch + d->wants_off + first * sizeof(struct batch_want);
     CUdeviceptr results = d->back + d->results_off + first * sizeof(struct batch_result);
-    void *lse[] = {&d->chunks, &d->logits, &d->model.vocab, &d->n_chunks};
-    void *params[] = {&results,    &wants,          &d->logits,  &d->chunks,
-                      &d->weighed, &d->model.vocab, &d->n_chunks};
+    void *lse[] = {&d->chunks, &d->logits, &d->model.vocab, &d->logits_stride, &d->n_chunks};
+    void *params[] = {&results,    &wants,          &d->logits,        &d->chunks,
+                      &d->weighed, &d->model.vocab, &d->logits_stride, &d->n_chunks};
     int r = run(d, d->entries.lse, "logsumexp", groups(d->n_chunks, LSE_WARPS), n, 32 * LSE_WARPS,
                 0, lse, e);
 

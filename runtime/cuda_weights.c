@@ -9,7 +9,11 @@
 #include "runtime/err.h"
 #include "runtime/weights.h"
 
-enum { NAME_BYTES = 96 };
+enum {
+    NAME_BYTES = 96,
+    EIGHT = 8,                /* rows that are packed together */
+    STAGING_BYTES = 64 << 20, /* of rows on their way, at most */
+};
 
 enum role { NORM_IN, Q, K, V, O, NORM_POST, GATE, UP, DOWN, EMBED, NORM_FINAL, HEAD, N_ROLES };
 
@@ -22,61 +26,60 @@ static const char *const names[N_ROLES] = {
     [NORM_FINAL] = "model.norm",   [HEAD] = "lm_head",
 };
 
-/* One tensor of the model, [n][k] or, where n is 0, [k]; and where on the GPU it goes. */
+/* One tensor of the model, [n][k] or, where n is 0, [k]; and where on the GPU it goes: as it is,
+ * or packed, its rows in eights at eights first, first + step, .. of a matrix; or both. */
 struct part {
     CUdeviceptr to;
+    const struct cuda_gemm_weight *matrix;
+    uint32_t first, step;
     uint32_t n, k;
     char name[NAME_BYTES];
 };
-
-/* Rows first .. of a matrix. */
-static CUdeviceptr rows_at(const struct cuda_matrix *x, uint32_t first) {
-    return x->w + (uint64_t)first * x->k * sizeof(uint16_t);
-}
 
 static struct part part_of(const struct cuda_device *d, enum role role, uint32_t layer) {
     static const struct cuda_layer none = {.norm_in = 0};
     const struct model *m = &d->model;
     const struct cuda_layer *l = d->layers ? &d->layers[layer] : &none;
-    struct part p = {.k = m->hidden};
+    struct part p = {.k = m->hidden, .step = 1};
 
     switch (role) {
     case NORM_IN:
         p.to = l->norm_in;
         break;
     case Q:
-        p.n = d->width, p.to = rows_at(&l->qkv, 0);
+        p.n = d->width, p.matrix = &l->qkv;
         break;
     case K:
-        p.n = d->kv_width, p.to = rows_at(&l->qkv, d->width);
+        p.n = d->kv_width, p.matrix = &l->qkv, p.first = d->width / EIGHT;
         break;
     case V:
-        p.n = d->kv_width, p.to = rows_at(&l->qkv, d->width + d->kv_width);
+        p.n = d->kv_width, p.matrix = &l->qkv;
+        p.first = (d->width + d->kv_width) / EIGHT;
         break;
     case O:
-        p.n = m->hidden, p.k = d->width, p.to = l->o.w;
+        p.n = m->hidden, p.k = d->width, p.matrix = &l->o;
         break;
     case NORM_POST:
         p.to = l->norm_post;
         break;
     case GATE:
-        p.n = m->intermediate, p.to = rows_at(&l->gate_up, 0);
+        p.n = m->intermediate, p.matrix = &l->gate_up, p.step = 2;
         break;
     case UP:
-        p.n = m->intermediate, p.to = rows_at(&l->gate_up, m->intermediate);
+        p.n = m->intermediate, p.matrix = &l->gate_up, p.first = 1, p.step = 2;
         break;
     case DOWN:
-        p.n = m->hidden, p.k = m->intermediate, p.to = l->down.w;
+        p.n = m->hidden, p.k = m->intermediate, p.matrix = &l->down;
         break;
     case EMBED:
-        p.n = m->vocab, p.to = d->embed;
+        p.n = m->vocab, p.to = d->embed, p.matrix = m->tied ? &d->head : NULL;
         break;
     case NORM_FINAL:
         p.to = d->norm_final;
         break;
     case HEAD:
     case N_ROLES:
-        p.n = m->vocab, p.to = d->head.w;
+        p.n = m->vocab, p.matrix = &d->head;
         break;
     }
     if (role < EMBED)
@@ -150,10 +153,10 @@ int cuda_weights_check(const struct cuda_device *d, const struct weights *w, str
 }
 
 static int take_matrix(struct cuda_device *d, const char *what, uint32_t n, uint32_t k,
-                       struct cuda_matrix *x, struct err *e) {
-    *x = (struct cuda_matrix){.n = n, .k = k};
-    return cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, what, n, k, sizeof(uint16_t), &x->w,
-                            e);
+                       uint32_t segments, bool turns, struct cuda_gemm_weight *x, struct err *e) {
+    cuda_gemm_shape(x, n, k, segments, turns);
+    return cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, what, x->n_bytes, 1, 1,
+                            (CUdeviceptr *)&x->d_image, e);
 }
 
 static int take_norm(struct cuda_device *d, CUdeviceptr *out, struct err *e) {
@@ -161,37 +164,128 @@ static int take_norm(struct cuda_device *d, CUdeviceptr *out, struct err *e) {
                             sizeof(uint16_t), out, e);
 }
 
+static int take_layer(struct cuda_device *d, struct cuda_layer *l, struct err *e) {
+    const struct schedule s = schedule_canonical();
+    const struct model *m = &d->model;
+    int r;
+
+    r = take_matrix(d, "qkv", d->qkv_width, m->hidden, s.qkv, false, &l->qkv, e);
+    if (r < 0) return r;
+    r = take_matrix(d, "o", m->hidden, d->width, s.o, false, &l->o, e);
+    if (r < 0) return r;
+    r = take_matrix(d, "gate_up", 2 * m->intermediate, m->hidden, s.gate_up, true, &l->gate_up, e);
+    if (r < 0) return r;
+    r = take_matrix(d, "down", m->hidden, m->intermediate, s.down, false, &l->down, e);
+    if (r < 0) return r;
+    if ((r = take_norm(d, &l->norm_in, e)) < 0) return r;
+    return take_norm(d, &l->norm_post, e);
+}
+
+/* Rows that travel at once: all of the largest tensor, or as many as STAGING_BYTES hold. */
+static uint64_t staging_bytes(const struct cuda_device *d) {
+    uint64_t most = 0, n_bytes;
+
+    for (uint32_t i = 0; i < count_parts(&d->model); i++) {
+        const struct part p = part_at(d, i);
+
+        n_bytes = (uint64_t)(p.n + EIGHT) * p.k * sizeof(uint16_t);
+        if (n_bytes > STAGING_BYTES) n_bytes = STAGING_BYTES;
+        if (n_bytes < (uint64_t)EIGHT * p.k * sizeof(uint16_t))
+            n_bytes = (uint64_t)EIGHT * p.k * sizeof(uint16_t);
+        if (n_bytes > most) most = n_bytes;
+    }
+    return most;
+}
+
 int cuda_weights_take(struct cuda_device *d, struct err *e) {
     const struct model *m = &d->model;
     int r;
 
-    for (uint32_t i = 0; i < m->n_layers; i++) {
-        struct cuda_layer *l = &d->layers[i];
-
-        if ((r = take_matrix(d, "qkv", d->qkv_width, m->hidden, &l->qkv, e)) < 0) return r;
-        if ((r = take_matrix(d, "o", m->hidden, d->width, &l->o, e)) < 0) return r;
-        if ((r = take_matrix(d, "gate_up", 2 * m->intermediate, m->hidden, &l->gate_up, e)) < 0)
-            return r;
-        if ((r = take_matrix(d, "down", m->hidden, m->intermediate, &l->down, e)) < 0) return r;
-        if ((r = take_norm(d, &l->norm_in, e)) < 0) return r;
-        if ((r = take_norm(d, &l->norm_post, e)) < 0) return r;
-    }
-    if ((r = take_matrix(d, "the head", m->vocab, m->hidden, &d->head, e)) < 0) return r;
+    for (uint32_t i = 0; i < m->n_layers; i++)
+        if ((r = take_layer(d, &d->layers[i], e)) < 0) return r;
+    r = take_matrix(d, "the head", d->logits_stride, m->hidden, schedule_canonical().head, false,
+                    &d->head, e);
+    if (r < 0) return r;
     if ((r = take_norm(d, &d->norm_final, e)) < 0) return r;
-    if (m->tied) {
-        d->embed = d->head.w;
-        return 0;
+    r = cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, "the embedding", m->vocab, m->hidden,
+                         sizeof(uint16_t), &d->embed, e);
+    if (r < 0) return r;
+    d->staging_bytes = staging_bytes(d);
+    return cuda_memory_take(&d->memory, CUDA_MEMORY_WORK, "staging", d->staging_bytes, 1, 1,
+                            &d->staging, e);
+}
+
+static int write_bytes(struct cuda_device *d, CUdeviceptr to, const void *from, size_t n_bytes,
+                       const char *what, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+
+    return cuda_driver_check(
+        driver, driver->cuda.cuMemcpyHtoDAsync_v2(to, from, n_bytes, driver->stream), what, e);
+}
+
+static int clear(struct cuda_device *d, const struct cuda_gemm_weight *x, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+
+    return cuda_driver_check(
+        driver, driver->cuda.cuMemsetD8Async(x->d_image, 0, x->n_bytes, driver->stream), "weights",
+        e);
+}
+
+/* By way of the staging buffer; what is missing to whole eights of rows is zero. */
+static int pack(struct cuda_device *d, const struct part *p, const uint16_t *values,
+                struct err *e) {
+    struct cuda_driver *driver = d->driver;
+    const uint64_t row_bytes = p->k * sizeof(*values);
+    const uint32_t n_at_once = (uint32_t)(d->staging_bytes / row_bytes / EIGHT * EIGHT);
+    int r = 0;
+
+    for (uint32_t row = 0; row < p->n; row += n_at_once) {
+        const uint32_t n = p->n - row < n_at_once ? p->n - row : n_at_once;
+        const uint32_t n_whole = (n + EIGHT - 1) / EIGHT * EIGHT;
+
+        if (n_whole > n)
+            r = cuda_driver_check(driver,
+                                  driver->cuda.cuMemsetD8Async(d->staging + n * row_bytes, 0,
+                                                               (n_whole - n) * row_bytes,
+                                                               driver->stream),
+                                  p->name, e);
+        if (r < 0) return r;
+        r = write_bytes(d, d->staging, values + (size_t)row * p->k, n * row_bytes, p->name, e);
+        if (r < 0) return r;
+        r = cuda_gemm_pack(d->gemm, p->matrix, d->staging, n_whole,
+                           p->first + row / EIGHT * p->step, p->step, e);
+        if (r < 0) return r;
     }
-    return cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, "the embedding", m->vocab, m->hidden,
-                            sizeof(uint16_t), &d->embed, e);
+    return 0;
+}
+
+static int read_part(struct cuda_device *d, const struct part *p, struct weights *w,
+                     uint16_t *values, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+    const size_t n_bytes = (size_t)(p->n ? p->n : 1) * p->k * sizeof(*values);
+    int r = weights_read(w, weights_find(w, p->name), values, e);
+
+    if (r < 0) return r;
+    if (p->to && (r = write_bytes(d, p->to, values, n_bytes, p->name, e)) < 0) return r;
+    if (p->matrix && (r = pack(d, p, values, e)) < 0) return r;
+    /* The next tensor is read into the same place. */
+    return cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p->name, e);
 }
 
 int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
-    struct cuda_driver *driver = d->driver;
     size_t n_values_max = 0;
     uint16_t *values;
-    int r = 0;
+    int r = clear(d, &d->head, e);
 
+    for (uint32_t i = 0; r == 0 && i < d->model.n_layers; i++) {
+        const struct cuda_layer *l = &d->layers[i];
+
+        r = clear(d, &l->qkv, e);
+        if (r == 0) r = clear(d, &l->o, e);
+        if (r == 0) r = clear(d, &l->gate_up, e);
+        if (r == 0) r = clear(d, &l->down, e);
+    }
+    if (r < 0) return r;
     for (uint32_t i = 0; i < count_parts(&d->model); i++) {
         const struct part p = part_at(d, i);
         const size_t n_values = (size_t)(p.n ? p.n : 1) * p.k;
@@ -204,16 +298,8 @@ int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
                        n_values_max * sizeof(*values));
     for (uint32_t i = 0; r == 0 && i < count_parts(&d->model); i++) {
         const struct part p = part_at(d, i);
-        const size_t n_bytes = (size_t)(p.n ? p.n : 1) * p.k * sizeof(*values);
 
-        r = weights_read(w, weights_find(w, p.name), values, e);
-        if (r < 0) break;
-        r = cuda_driver_check(
-            driver, driver->cuda.cuMemcpyHtoDAsync_v2(p.to, values, n_bytes, driver->stream),
-            p.name, e);
-        if (r < 0) break;
-        /* The next tensor is read into the same place. */
-        r = cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p.name, e);
+        r = read_part(d, &p, w, values, e);
     }
     free(values);
     return r;

@@ -43,6 +43,7 @@ static void close_device(struct device *dev) {
 
     if (!d) return;
     if (d->driver) cuda_unload(d);
+    cuda_gemm_close(d->gemm);
     cuda_driver_close(d->driver);
     free(d);
 }
@@ -77,39 +78,63 @@ static struct batch_want want_of(const struct cuda_device *d, const struct devic
     };
 }
 
+/* Waits for all that was queued. */
+static int settle(struct cuda_device *d, const char *what, struct err *e) {
+    int r = cuda_queue_flush(d, e);
+
+    if (r < 0) return r;
+    return cuda_driver_check(d->driver, d->driver->cuda.cuStreamSynchronize(d->driver->stream),
+                             what, e);
+}
+
+/* What the step is filled up with, to the bucket that its graph was made for. */
+static void fill_up(struct cuda_device *d) {
+    struct batch_row *rows = (struct batch_row *)d->h_batch;
+    struct batch_want *wants = (struct batch_want *)(d->h_batch + d->wants_off);
+
+    for (uint32_t i = d->n_rows; i < d->limits.n_rows && i < cuda_queue_bucket(d->n_rows); i++)
+        rows[i] = (struct batch_row){.seq = BATCH_NO_SEQ};
+    for (uint32_t i = d->n_wants; i < d->limits.n_wants && i < 2 * d->n_wants; i++)
+        wants[i] = (struct batch_want){.n_top = BATCH_NO_WANT};
+}
+
+static void check_row(const struct cuda_device *d, const struct device_batch *batch,
+                      const struct device_row *row) {
+    const struct device_limits *l = &d->limits;
+    const uint32_t *pages = batch->pages + (size_t)row->seq * l->n_seq_pages;
+
+    ASSERT(row->token < d->model.vocab && row->seq < batch->n_seqs);
+    ASSERT(row->position < l->n_positions);
+    ASSERT(row->position / DEVICE_PAGE_TOKENS < l->n_seq_pages);
+    for (uint32_t p = 0; p <= row->position / DEVICE_PAGE_TOKENS; p++)
+        ASSERT(pages[p] < l->n_pages);
+}
+
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
     struct cuda_device *d = self(dev);
     struct cuda_driver *driver = d->driver;
     const struct device_limits *l = &d->limits;
     struct batch_want *wants = (struct batch_want *)(d->h_batch + d->wants_off);
-    const size_t n_pages = (size_t)batch->n_seqs * l->n_seq_pages;
-    uint32_t *pages = (uint32_t *)(d->h_batch + d->pages_off);
+    const size_t pages_bytes = (size_t)batch->n_seqs * l->n_seq_pages * sizeof(*batch->pages);
     int r;
 
-    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
     ASSERT(batch->n_rows > 0 && batch->n_rows <= l->n_rows && batch->n_seqs <= l->n_seqs);
     ASSERT(batch->n_wants <= l->n_wants);
-    memcpy(pages, batch->pages, n_pages * sizeof(*pages));
+    /* The step before must have left the pinned block, and stages nobody waited for run. */
+    if ((r = settle(d, "the step before", e)) < 0) return r;
+    memcpy(d->h_batch + d->pages_off, batch->pages, pages_bytes);
     memcpy(d->h_batch, batch->rows, batch->n_rows * sizeof(*batch->rows));
-    for (uint32_t i = 0; i < batch->n_rows; i++) {
-        const struct device_row *row = &batch->rows[i];
-
-        ASSERT(row->token < d->model.vocab && row->seq < batch->n_seqs);
-        ASSERT(row->position < l->n_positions);
-        ASSERT(row->position / DEVICE_PAGE_TOKENS < l->n_seq_pages);
-        for (uint32_t p = 0; p <= row->position / DEVICE_PAGE_TOKENS; p++)
-            ASSERT(pages[(size_t)row->seq * l->n_seq_pages + p] < l->n_pages);
-    }
+    for (uint32_t i = 0; i < batch->n_rows; i++) check_row(d, batch, &batch->rows[i]);
     for (uint32_t i = 0; i < batch->n_wants; i++) {
         ASSERT(batch->wants[i].row < batch->n_rows && batch->wants[i].n_top <= SAMPLE_TOP_MAX);
         wants[i] = want_of(d, batch, &batch->wants[i]);
     }
-    d->n_rows = batch->n_rows;
+    d->n_rows = d->n_launch = batch->n_rows;
     d->n_wants = batch->n_wants;
+    fill_up(d);
     r = cuda_driver_check(driver,
-                          driver->cuda.cuMemcpyHtoDAsync_v2(d->batch, d->h_batch,
-                                                            d->pages_off + n_pages * sizeof(*pages),
-                                                            driver->stream),
+                          driver->cuda.cuMemcpyHtoDAsync_v2(
+                              d->batch, d->h_batch, d->pages_off + pages_bytes, driver->stream),
                           "upload", e);
     if (r < 0) return r;
     return cuda_driver_check(
@@ -118,39 +143,36 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
 }
 
 static int embed(struct device *dev, struct err *e) {
-    return cuda_step_embed(self(dev), e);
+    return cuda_queue_push(self(dev), CUDA_OP_EMBED, 0, 0, NULL, e);
 }
 
 static int attn_in(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
-    return cuda_step_attn_in(self(dev), layer, s, e);
+    return cuda_queue_push(self(dev), CUDA_OP_ATTN_IN, layer, 0, s, e);
 }
 
 static int attend(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
-    return cuda_step_attend(self(dev), layer, s, e);
+    return cuda_queue_push(self(dev), CUDA_OP_ATTEND, layer, 0, s, e);
 }
 
 static int attn_out(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
-    return cuda_step_attn_out(self(dev), layer, s, e);
+    return cuda_queue_push(self(dev), CUDA_OP_ATTN_OUT, layer, 0, s, e);
 }
 
 static int mlp_in(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
-    return cuda_step_mlp_in(self(dev), layer, s, e);
+    return cuda_queue_push(self(dev), CUDA_OP_MLP_IN, layer, 0, s, e);
 }
 
 static int mlp_out(struct device *dev, uint32_t layer, const struct schedule *s, struct err *e) {
-    return cuda_step_mlp_out(self(dev), layer, s, e);
+    return cuda_queue_push(self(dev), CUDA_OP_MLP_OUT, layer, 0, s, e);
 }
 
 static int head(struct device *dev, uint32_t first, uint32_t n, const struct schedule *s,
                 struct err *e) {
-    const struct cuda_device *d = self(dev);
-
-    ASSERT(n > 0 && first + n <= d->n_wants && n <= d->limits.n_logit_rows);
-    return cuda_step_head(self(dev), first, n, s, e);
+    return cuda_queue_push(self(dev), CUDA_OP_HEAD, first, n, s, e);
 }
 
 static int sample(struct device *dev, uint32_t first, uint32_t n, struct err *e) {
-    return cuda_step_sample(self(dev), first, n, e);
+    return cuda_queue_push(self(dev), CUDA_OP_SAMPLE, first, n, NULL, e);
 }
 
 static int copy(struct device *dev, struct device_result *out_results, uint8_t *out_flagged,
@@ -158,20 +180,14 @@ static int copy(struct device *dev, struct device_result *out_results, uint8_t *
     struct cuda_device *d = self(dev);
     struct cuda_driver *driver = d->driver;
     const size_t n_bytes = d->results_off + d->n_wants * sizeof(struct batch_result);
+    int r = cuda_queue_run(d, e);
 
-    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    if (r < 0) return r;
     d->out_results = out_results;
     d->out_flagged = out_flagged;
     return cuda_driver_check(
         driver, driver->cuda.cuMemcpyDtoHAsync_v2(d->h_back, d->back, n_bytes, driver->stream),
         "results", e);
-}
-
-/* Waits for all that was queued. */
-static int settle(struct cuda_device *d, const char *what, struct err *e) {
-    if (d->driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
-    return cuda_driver_check(d->driver, d->driver->cuda.cuStreamSynchronize(d->driver->stream),
-                             what, e);
 }
 
 static int wait(struct device *dev, struct err *e) {
@@ -192,7 +208,7 @@ static CUdeviceptr row_of(const struct cuda_device *d, enum device_buffer buffer
                           size_t *out_bytes) {
     const uint32_t n_rows = buffer == DEVICE_LOGITS ? d->limits.n_logit_rows : d->limits.n_rows;
     CUdeviceptr at = 0;
-    size_t n = 0;
+    size_t n = 0, stride;
 
     ASSERT(row < n_rows);
     switch (buffer) {
@@ -212,16 +228,17 @@ static CUdeviceptr row_of(const struct cuda_device *d, enum device_buffer buffer
         at = d->logits, n = d->model.vocab * sizeof(float);
         break;
     }
+    stride = buffer == DEVICE_LOGITS ? d->logits_stride * sizeof(float) : n;
     *out_bytes = n;
-    return at + row * n;
+    return at + row * stride;
 }
 
 static int fetch(struct cuda_device *d, CUdeviceptr from, void *out, size_t n_bytes,
                  struct err *e) {
     struct cuda_driver *driver = d->driver;
-    int r;
+    int r = cuda_queue_flush(d, e);
 
-    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    if (r < 0) return r;
     r = cuda_driver_check(
         driver, driver->cuda.cuMemcpyDtoHAsync_v2(out, from, n_bytes, driver->stream), "read", e);
     if (r < 0) return r;
@@ -242,9 +259,9 @@ static int write_row(struct device *dev, enum device_buffer buffer, uint32_t row
     struct cuda_driver *driver = d->driver;
     size_t n_bytes;
     CUdeviceptr to = row_of(d, buffer, row, &n_bytes);
-    int r;
+    int r = cuda_queue_flush(d, e);
 
-    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    if (r < 0) return r;
     r = cuda_driver_check(
         driver, driver->cuda.cuMemcpyHtoDAsync_v2(to, in, n_bytes, driver->stream), "write", e);
     if (r < 0) return r;
@@ -271,9 +288,8 @@ static int poison(struct device *dev, uint32_t page, uint16_t pattern, struct er
     struct cuda_device *d = self(dev);
     struct cuda_driver *driver = d->driver;
     const size_t n = (size_t)d->kv_width * DEVICE_PAGE_TOKENS;
-    int r = 0;
+    int r = cuda_queue_flush(d, e);
 
-    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
     ASSERT(page < d->limits.n_pages);
     for (uint32_t layer = 0; r == 0 && layer < d->model.n_layers; layer++) {
         const uint64_t at = layer * d->layer_bytes + page * n * sizeof(pattern);
@@ -339,14 +355,9 @@ static int find_entries(struct cuda_device *d, struct err *e) {
         const char *name;
         CUfunction *out;
     } wanted[] = {
-        {"sm90_embed_bf16", &d->entries.embed},
-        {"sm90_residual_norm_bf16", &d->entries.norm},
-        {"sm90_rotary_bf16", &d->entries.rotary},
-        {"sm90_silu_bf16", &d->entries.silu},
-        {"sm90_lse_f32", &d->entries.lse},
-        {"sm90_sample_f32", &d->entries.sample},
-        {"sm90_plain_gemm_bf16", &d->entries.plain_gemm},
-        {"sm90_plain_attn_bf16", &d->entries.plain_attn},
+        {"sm90_embed_bf16", &d->entries.embed},   {"sm90_residual_norm_bf16", &d->entries.norm},
+        {"sm90_rotary_bf16", &d->entries.rotary}, {"sm90_lse_f32", &d->entries.lse},
+        {"sm90_sample_f32", &d->entries.sample},  {"sm90_plain_attn_bf16", &d->entries.plain_attn},
     };
 
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
@@ -370,6 +381,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
     d->options = *options;
     r = cuda_driver_open(&asked, &d->driver, e);
     if (r == 0) r = find_entries(d, e);
+    if (r == 0) r = cuda_gemm_open(d->driver, &d->gemm, e);
     if (r < 0) {
         close_device(&d->base);
         return r;

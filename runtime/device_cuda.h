@@ -18,7 +18,6 @@ struct device_cuda_options {
     int ordinal;              /* which GPU */
     const char *cache_folder; /* of compiled kernels, or NULL: none is kept */
     const char *nvrtc_folder; /* or NULL: the usual places */
-    bool plain;               /* short, slow kernels for products and attention: for tests */
     bool no_graphs;           /* every kernel launched by itself, for tests and profilers */
 };
 

@@ -690,7 +690,6 @@ int main(int argc, char **argv) {
 
     brief = getenv("DEVICE_CUDA_BRIEF") ? atoi(getenv("DEVICE_CUDA_BRIEF")) : 0;
     cuda_options.cache_folder = getenv("LLM42_CUDA_CACHE");
-    cuda_options.plain = getenv("LLM42_CUDA_PLAIN") != NULL;
     cuda_options.no_graphs = getenv("LLM42_CUDA_NO_GRAPHS") != NULL;
     r = device_cuda_open(&cuda_options, &dev, &e);
     if (r == -ENODEV) {
