@@ -213,6 +213,7 @@ static void product(const struct gemm *g, uint32_t row, uint32_t n_rows, uint32_
     enum { WIDTH = BLOCKS_AT_ONCE * CPU_LANES };
     float p[SCHEDULE_SEGMENTS_MAX][ROWS_AT_ONCE][WIDTH];
     const uint32_t n_k = g->m->n_k;
+    const size_t block_words = (size_t)n_k / 2 * CPU_LANES;
 
     memset(p, 0, g->segments * sizeof(p[0]));
     for (uint32_t s = 0; s < g->segments && s * g->segment < n_k; s++) {
@@ -220,7 +221,7 @@ static void product(const struct gemm *g, uint32_t row, uint32_t n_rows, uint32_
         const uint32_t n = n_k - k < g->segment ? n_k - k : g->segment;
         const struct cpu_chain ch = {
             .w = lane_of(g->m, block, 0) + (size_t)k / 2 * CPU_LANES,
-            .block_stride = (size_t)n_k / 2 * CPU_LANES,
+            .block_stride = block_words,
             .pair_stride = CPU_LANES,
             .values = g->x->values + (size_t)row * n_k + k,
             .exponents = g->x->exponents + ((size_t)row * n_k + k) / 2,
@@ -231,6 +232,8 @@ static void product(const struct gemm *g, uint32_t row, uint32_t n_rows, uint32_
             .n_rows = n_rows,
             .n_blocks = n_blocks,
             .n_groups = n / CPU_GROUP,
+            .fetch = row == 0, /* later rows find them in a cache */
+            .ahead = n_rows == 1 && k + n == n_k ? (BLOCKS_AT_ONCE - 1) * block_words : 0,
         };
 
         g->code->chain(&ch);

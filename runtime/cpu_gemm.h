@@ -62,6 +62,10 @@ struct cpu_chain {
     float *c;        /* [row][block][lane] */
     size_t c_stride; /* of a row, in floats */
     uint32_t n_rows, n_blocks, n_groups;
+    /* For weights that no cache holds; pairs stand together there.  What is read after a block's
+     * last group starts `ahead` words after that group. */
+    bool fetch;
+    size_t ahead;
 };
 
 /* The inner loops: one table with vector instructions, one without. */

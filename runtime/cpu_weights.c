@@ -11,7 +11,7 @@
 #include "runtime/model.h"
 #include "runtime/weights.h"
 
-enum { ALIGN_BYTES = 64, NAME_BYTES = 96 };
+enum { NAME_BYTES = 96 };
 
 enum role { NORM_IN, Q, K, V, O, NORM_POST, GATE, UP, DOWN, N_LAYER_ROLES };
 enum { EMBED = N_LAYER_ROLES, NORM_FINAL, HEAD, N_ROLES };
@@ -129,29 +129,11 @@ static int check(const struct model *m, const struct weights *w, struct err *e) 
     return r;
 }
 
-/* Aligned, and counted. */
-static int take(struct cpu_weights *cw, size_t n_values, size_t value_bytes, const char *what,
-                void *out, struct err *e) {
-    size_t n_bytes;
-    void *p = NULL;
-
-    if (n_values && !__builtin_mul_overflow(n_values, value_bytes, &n_bytes) &&
-        n_bytes <= SIZE_MAX - ALIGN_BYTES) {
-        n_bytes = (n_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-        p = aligned_alloc(ALIGN_BYTES, n_bytes);
-    }
-    if (!p)
-        return err_set(e, -ENOMEM, "weights: %zu times %zu bytes for %s", n_values, value_bytes,
-                       what);
-    cw->n_bytes += n_bytes;
-    memcpy(out, &p, sizeof(p));
-    return 0;
-}
-
 static int take_matrix(struct cpu_weights *cw, struct cpu_matrix *x, uint32_t n, uint32_t n_k,
                        const char *what, struct err *e) {
     *x = (struct cpu_matrix){.n = n, .n_k = n_k, .n_blocks = n / CPU_LANES + (n % CPU_LANES != 0)};
-    return take(cw, cpu_matrix_words(n, n_k), sizeof(*x->w), what, &x->w, e);
+    return cpu_arena_take(&cw->arena, (uint64_t)x->n_blocks * CPU_LANES * (n_k / 2), sizeof(*x->w),
+                          what, &x->w, e);
 }
 
 static int take_layer(const struct model *m, struct cpu_weights *cw, struct cpu_layer *l,
@@ -163,8 +145,23 @@ static int take_layer(const struct model *m, struct cpu_weights *cw, struct cpu_
     if ((r = take_matrix(cw, &l->o, m->hidden, width, "o", e))) return r;
     if ((r = take_matrix(cw, &l->gate_up, 2 * m->intermediate, m->hidden, "gate_up", e))) return r;
     if ((r = take_matrix(cw, &l->down, m->hidden, m->intermediate, "down", e))) return r;
-    if ((r = take(cw, m->hidden, sizeof(uint16_t), "a norm", &l->norm_in, e))) return r;
-    return take(cw, m->hidden, sizeof(uint16_t), "a norm", &l->norm_post, e);
+    if ((r = cpu_arena_take(&cw->arena, m->hidden, sizeof(uint16_t), "a norm", &l->norm_in, e)))
+        return r;
+    return cpu_arena_take(&cw->arena, m->hidden, sizeof(uint16_t), "a norm", &l->norm_post, e);
+}
+
+/* What a step reads stands in the order in which it is read. */
+static int take_each(const struct model *m, struct cpu_weights *cw, struct err *e) {
+    int r;
+
+    for (uint32_t i = 0; i < m->n_layers; i++)
+        if ((r = take_layer(m, cw, &cw->layers[i], e))) return r;
+    if ((r = take_matrix(cw, &cw->head, m->vocab, m->hidden, "the head", e))) return r;
+    if ((r = cpu_arena_take(&cw->arena, m->hidden, sizeof(uint16_t), "a norm", &cw->norm_final, e)))
+        return r;
+    if (m->tied) return 0;
+    return cpu_arena_take(&cw->arena, (uint64_t)m->vocab * m->hidden, sizeof(uint16_t),
+                          "the embedding", &cw->embed, e);
 }
 
 static int take_all(const struct model *m, struct cpu_weights *cw, struct err *e) {
@@ -172,13 +169,9 @@ static int take_all(const struct model *m, struct cpu_weights *cw, struct err *e
 
     cw->layers = calloc(m->n_layers, sizeof(*cw->layers));
     if (!cw->layers) return err_set(e, -ENOMEM, "weights: a table of %u layers", m->n_layers);
-    cw->n_layers = m->n_layers;
-    for (uint32_t i = 0; i < m->n_layers; i++)
-        if ((r = take_layer(m, cw, &cw->layers[i], e))) return r;
-    if ((r = take_matrix(cw, &cw->head, m->vocab, m->hidden, "the head", e))) return r;
-    if ((r = take(cw, m->hidden, sizeof(uint16_t), "a norm", &cw->norm_final, e))) return r;
-    if (m->tied) return 0;
-    return take(cw, (size_t)m->vocab * m->hidden, sizeof(uint16_t), "the embedding", &cw->embed, e);
+    if ((r = take_each(m, cw, e))) return r;
+    if ((r = cpu_arena_map(&cw->arena, "weights", e))) return r;
+    return take_each(m, cw, e);
 }
 
 /* Where a tensor goes: a vector as it is, a matrix by way of `rows`. */
@@ -271,19 +264,7 @@ out:
 
 void cpu_weights_close(struct cpu_weights *cw) {
     if (!cw) return;
-    for (uint32_t i = 0; cw->layers && i < cw->n_layers; i++) {
-        struct cpu_layer *l = &cw->layers[i];
-
-        free(l->qkv.w);
-        free(l->o.w);
-        free(l->gate_up.w);
-        free(l->down.w);
-        free(l->norm_in);
-        free(l->norm_post);
-    }
+    cpu_arena_close(&cw->arena);
     free(cw->layers);
-    free(cw->head.w);
-    free(cw->norm_final);
-    free(cw->embed);
     free(cw);
 }

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "runtime/cpu_arena.h"
 #include "runtime/cpu_gemm.h"
 
 struct err;
@@ -25,8 +26,7 @@ struct cpu_layer {
 };
 
 struct cpu_weights {
-    uint32_t n_layers;
-    uint64_t n_bytes;
+    struct cpu_arena arena; /* of all below but the table of layers */
     struct cpu_layer *layers;
     struct cpu_matrix head;
     uint16_t *norm_final; /* [hidden] */

@@ -30,6 +30,14 @@ static struct cpu_device *self(struct device *dev) {
     return (struct cpu_device *)dev;
 }
 
+static void check_pages(const struct cpu_device *d, const struct device_row *row) {
+    const uint32_t *pages = d->pages + (size_t)row->seq * d->limits.n_seq_pages;
+    const uint32_t n = row->position / DEVICE_PAGE_TOKENS + 1;
+
+    ASSERT(n <= d->limits.n_seq_pages);
+    for (uint32_t i = 0; i < n; i++) ASSERT(pages[i] < d->limits.n_pages);
+}
+
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
     struct cpu_device *d = self(dev);
     const struct device_limits *l = &d->limits;
@@ -43,14 +51,16 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
 
         ASSERT(row->token < d->model.vocab && row->seq < batch->n_seqs);
         ASSERT(row->position < l->n_positions);
-        ASSERT(row->position / DEVICE_PAGE_TOKENS < l->n_seq_pages);
-        for (uint32_t p = 0; p <= row->position / DEVICE_PAGE_TOKENS; p++)
-            ASSERT(d->pages[(size_t)row->seq * l->n_seq_pages + p] < l->n_pages);
+        /* The last row of a sequence reaches all pages that its other rows do. */
+        if (i + 1 == batch->n_rows || row[1].seq != row->seq) check_pages(d, row);
         d->rows[i] = *row;
     }
     for (uint32_t i = 0; i < batch->n_wants; i++) {
-        ASSERT(batch->wants[i].row < batch->n_rows && batch->wants[i].n_top <= SAMPLE_TOP_MAX);
-        d->wants[i] = batch->wants[i];
+        const struct device_want *want = &batch->wants[i];
+
+        ASSERT(want->row < batch->n_rows && want->n_top <= SAMPLE_TOP_MAX);
+        ASSERT(want->target < d->model.vocab || want->target == DEVICE_NO_TOKEN);
+        d->wants[i] = *want;
     }
     d->n_rows = batch->n_rows;
     d->n_wants = batch->n_wants;
@@ -405,8 +415,8 @@ static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *ou
                    uint64_t *out_work) {
     const struct cpu_device *d = (const struct cpu_device *)dev;
 
-    *out_weights = d->weights ? d->weights->n_bytes : 0;
-    *out_kv = d->kv_bytes;
+    *out_weights = d->weights ? d->weights->arena.n_bytes : 0;
+    *out_kv = d->kv.n_bytes;
     *out_work = d->work_bytes;
 }
 

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "runtime/cpu_arena.h"
 #include "runtime/cpu_attn.h"
 #include "runtime/cpu_gemm.h"
 #include "runtime/cpu_pool.h"
@@ -41,9 +42,10 @@ struct cpu_device {
     struct cpu_weights *weights;
     struct cpu_attn *attn;
     uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */
-    uint64_t kv_bytes, work_bytes;
+    uint64_t work_bytes;
     bool loaded;
 
+    struct cpu_arena kv;
     uint32_t *keys, *values;  /* [n_layers][n_pages][n_kv_heads][page words] */
     size_t layer_words;       /* of keys, or of values, of one layer */
     uint16_t *cos, *sin;      /* [n_positions][head_dim / 2] */

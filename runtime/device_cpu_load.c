@@ -31,8 +31,7 @@ void device_cpu_close(struct device *dev) {
     cpu_attn_close(d->attn);
     cpu_weights_close(d->weights);
     cpu_pool_close(d->pool);
-    free(d->keys);
-    free(d->values);
+    cpu_arena_close(&d->kv);
     free(d->cos);
     free(d->sin);
     free(d->x);
@@ -71,16 +70,26 @@ static int take(uint64_t *count, const char *what, uint64_t n_outer, uint64_t n_
     return 0;
 }
 
+static int take_keys_values(struct cpu_device *d, uint64_t n_pages, size_t page_bytes,
+                            struct err *e) {
+    int r = cpu_arena_take(&d->kv, n_pages, page_bytes, "keys", &d->keys, e);
+
+    return r ? r : cpu_arena_take(&d->kv, n_pages, page_bytes, "values", &d->values, e);
+}
+
 static int take_kv(struct cpu_device *d, struct err *e) {
     const struct model *m = &d->model;
     const uint64_t n_pages = (uint64_t)m->n_layers * d->limits.n_pages;
-    const uint64_t page_words = (uint64_t)m->n_kv_heads * cpu_attn_page_words(m->head_dim);
+    size_t page_words = cpu_attn_page_words(m->head_dim), page_bytes;
     int r;
 
-    r = take(&d->kv_bytes, "keys", n_pages, page_words, sizeof(uint32_t), &d->keys, e);
-    if (r) return r;
-    r = take(&d->kv_bytes, "values", n_pages, page_words, sizeof(uint32_t), &d->values, e);
-    if (r) return r;
+    if (__builtin_mul_overflow(page_words, m->n_kv_heads, &page_words) ||
+        __builtin_mul_overflow(page_words, sizeof(uint32_t), &page_bytes))
+        return err_set(e, -ENOMEM, "keys: a page of %u heads is more than can be addressed",
+                       m->n_kv_heads);
+    if ((r = take_keys_values(d, n_pages, page_bytes, e))) return r;
+    if ((r = cpu_arena_map(&d->kv, "keys and values", e))) return r;
+    if ((r = take_keys_values(d, n_pages, page_bytes, e))) return r;
     d->layer_words = (size_t)d->limits.n_pages * page_words;
     for (size_t i = 0; i < n_pages * page_words; i++) d->keys[i] = d->values[i] = FRESH;
     return 0;
@@ -155,16 +164,34 @@ static int take_work(struct cpu_device *d, struct err *e) {
     return take_locals(d, e);
 }
 
+/* Limits and shapes come from files: what the twin cannot do is told, not asserted. */
+static int check(const struct model *m, const struct device_limits *l, struct err *e) {
+    if (l->n_rows == 0 || l->n_rows > DEVICE_ROWS_MAX)
+        return err_set(e, -ENOTSUP, "cpu twin: steps of %u rows, it takes 1 to %d", l->n_rows,
+                       DEVICE_ROWS_MAX);
+    if (l->n_seqs == 0 || l->n_pages == 0 || l->n_seq_pages == 0 || l->n_wants == 0 ||
+        l->n_logit_rows == 0 || l->n_positions == 0)
+        return err_set(e, -ENOTSUP, "cpu twin: a limit is 0");
+    if (m->hidden % CPU_GROUP || m->intermediate % CPU_GROUP || m->head_dim % CPU_GROUP)
+        return err_set(e, -ENOTSUP,
+                       "cpu twin: hidden %u, intermediate %u, head_dim %u: multiples of %d alone",
+                       m->hidden, m->intermediate, m->head_dim, CPU_GROUP);
+    if (m->head_dim == 0 || m->head_dim > MODEL_HEAD_DIM_MAX)
+        return err_set(e, -ENOTSUP, "cpu twin: head_dim %u, it takes up to %d", m->head_dim,
+                       MODEL_HEAD_DIM_MAX);
+    if (m->n_kv_heads == 0 || m->n_heads % m->n_kv_heads)
+        return err_set(e, -ENOTSUP, "cpu twin: %u heads on %u of keys and values", m->n_heads,
+                       m->n_kv_heads);
+    return 0;
+}
+
 int device_cpu_load(struct device *dev, const struct model *m, struct weights *w,
                     const struct device_limits *limits, struct err *e) {
     struct cpu_device *d = self(dev);
     int r;
 
     ASSERT(!d->loaded);
-    ASSERT(limits->n_rows > 0 && limits->n_rows <= DEVICE_ROWS_MAX);
-    ASSERT(m->hidden % CPU_GROUP == 0 && m->intermediate % CPU_GROUP == 0);
-    ASSERT(m->head_dim % CPU_GROUP == 0 && m->head_dim <= MODEL_HEAD_DIM_MAX);
-    ASSERT(m->n_heads % m->n_kv_heads == 0);
+    if ((r = check(m, limits, e))) return r;
     d->loaded = true;
     d->model = *m;
     d->limits = *limits;
