@@ -9,7 +9,7 @@
 
 #include "runtime/token.h"
 
-enum { N_SUBJECTS = 4, MAX_TOKENS = 40, VOCAB = 2048 };
+enum { N_SUBJECTS = 4, MAX_TOKENS = 36, VOCAB = 2048 };
 
 static const char *const texts[] = {
     "And it came to pass in those days, that there went out a decree from",
@@ -207,7 +207,7 @@ static void test_again_and_restarted(void **state) {
 static void test_co_resident_counts(void **state) {
     (void)state;
     for (unsigned n = 1; n <= 64; n += brief ? 21 : 1)
-        for (int policy = 0; policy < 2; policy++) {
+        for (int policy = n % 4 == 0 ? 0 : 1; policy < 2; policy++) {
             struct setting s = plain_setting();
 
             s.options.policy = policy ? PLAN_TUNED : PLAN_CANONICAL;
@@ -356,7 +356,7 @@ static void test_random_combinations(void **state) {
             s.options.window * s.options.group <= 256 && harness_below(&random, 8) == 0;
         s.n_threads = 1 + harness_below(&random, 2);
         s.portable = harness_below(&random, 16) == 0;
-        s.n_neighbours = harness_below(&random, s.portable ? 3 : 16);
+        s.n_neighbours = harness_below(&random, s.portable ? 2 : 8);
         s.cancels = harness_below(&random, 2);
         s.throttle = harness_below(&random, 4) == 0;
         s.injects = harness_below(&random, 3) == 0;

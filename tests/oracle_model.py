@@ -81,11 +81,12 @@ def logits_of(model, tokens):
         yield at, hidden[at : at + HEAD_ROWS].float() @ head.T
 
 
-def run(model, sequences):
-    """Of each sequence: the logprobs, the first choices, and how far our choice is from the top."""
+def run(model, sequences, other=None):
+    """Of each sequence: the logprobs, the first choices, and how far our choices, and those of
+    another run, are from the top."""
     results = []
-    for tokens, _, top_ids in sequences:
-        logprobs, choices, gaps = [], [], []
+    for number, (tokens, _, top_ids) in enumerate(sequences):
+        logprobs, choices, gaps, other_gaps = [], [], [], []
         for at, logits in logits_of(model, tokens):
             n = len(logits)
             every = torch.log_softmax(logits.double(), dim=-1)
@@ -96,7 +97,10 @@ def run(model, sequences):
             if top_ids is not None:
                 ours = torch.tensor(top_ids[at + 1 : at + 1 + n])
                 gaps += (top - logits.gather(1, ours[:, None])[:, 0]).tolist()
-        results.append((logprobs, choices, gaps))
+            if other is not None:
+                theirs = torch.tensor(other[number][1][at : at + n])
+                other_gaps += (top - logits.gather(1, theirs[:, None])[:, 0]).tolist()
+        results.append((logprobs, choices, gaps, other_gaps))
     return results
 
 
@@ -123,28 +127,35 @@ def compare_logprobs(ours, fp32, bf16):
 
 
 def compare_choices(sequences, fp32, bf16):
-    n_places = n_other = n_wide = 0
+    """A first choice that neither run shares should be a near tie of the binary32 run.  How wide
+    such gaps come by rounding alone, the bf16 run shows: its own choices that neither binary32 nor
+    we share are counted the same way, and ours may be a tenth more, and two for chance."""
+    n_places = n_other = n_wide = n_other16 = n_wide16 = 0
     for number, (_, _, top_ids) in enumerate(sequences):
         if top_ids is None:
             continue
-        _, choices32, gaps = fp32[number]
-        _, choices16, _ = bf16[number]
+        _, choices32, gaps, gaps16 = fp32[number]
+        choices16 = bf16[number][1]
         for i, our in enumerate(top_ids[1:]):
             n_places += 1
+            if choices16[i] not in (choices32[i], our):
+                n_other16 += 1
+                n_wide16 += gaps16[i] >= GAP_MAX
             if our in (choices32[i], choices16[i]):
                 continue
             wide = gaps[i] >= GAP_MAX
             n_other += 1
             n_wide += wide
-            if n_other <= SHOWN or (wide and n_wide <= SHOWN):
+            if wide and n_wide <= SHOWN:
                 print(f"  sequence {number}, token {i + 1}: ours {our}, fp32 {choices32[i]}, "
                       f"bf16 {choices16[i]}, gap {gaps[i]:.5f}")
     if n_places == 0:
         print("first choices           not given")
         return True
-    print(f"first choices           {n_places}, {n_other} of neither run, "
-          f"{n_wide} of them by a gap of {GAP_MAX} or more (none may)")
-    return n_wide == 0
+    most = max(n_wide16 * 1.1, n_wide16 + 2)
+    print(f"first choices           {n_places}; ours of neither run {n_other}, {n_wide} of them by a gap "
+          f"of {GAP_MAX} or more; bf16's of neither {n_other16}, {n_wide16} so (ours at most {most:.0f})")
+    return n_wide <= most
 
 
 def main():
@@ -156,8 +167,8 @@ def main():
     config = transformers.AutoConfig.from_pretrained(options.model, local_files_only=True)
     sequences = read_scores(options.scores, config)
     transformers.utils.logging.disable_progress_bar()
-    fp32 = run(load(options.model, torch.float32), sequences)
     bf16 = run(load(options.model, torch.bfloat16), sequences)
+    fp32 = run(load(options.model, torch.float32), sequences, bf16)
 
     ours = [p for _, logprobs, _ in sequences for p in logprobs[1:]]
     right = compare_logprobs(ours, [p for one in fp32 for p in one[0]],
