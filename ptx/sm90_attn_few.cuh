@@ -1,0 +1,399 @@
+/* sm90_attn_few - attention of rows by themselves: bound by reading keys and values once.
+ *
+ *   a         see sm90_attn.h; tiles of one row each
+ *   grid      (KV heads x chunks of 8 query heads, tiles, n_splits)
+ *   block     160 threads: four warps that compute, one that copies
+ *   shared    1024 to align, then STAGES times 128 keys (or values) x D
+ *   rounding  SPEC 2.7
+ *   bound by  HBM, 4 D bytes a key and KV head
+ *
+ * The query heads of a KV head are rows of mma.sync, eight of sixteen.  Scores are shared out over
+ * warps by keys, sums by columns of V; between them the maximum and the weights pass through
+ * shared memory.  With n_splits == 1 a block folds all splits of its row; else one each, and the
+ * last block to finish folds them all.
+ *
+ *   barrier  arrives                waits
+ *   full     copier, the bytes      all who compute
+ *   empty    a lane of each warp    copier
+ *   named 1  all who compute: maxima are there; then weights are, and V is cut to its end */
+#ifndef LLM42D_PTX_SM90_ATTN_FEW_CUH
+#define LLM42D_PTX_SM90_ATTN_FEW_CUH
+
+#include "ptx/sm90_attn.cuh"
+
+enum {
+    FEW_WARPS = 4,
+    FEW_THREADS = FEW_WARPS * 32,
+    FEW_STAGES = 3,
+    HEADS = SM90_ATTN_FEW_HEADS,
+    BLOCK = SM90_ATTN_BLOCK,
+    PAGE = SM90_ATTN_PAGE,
+    P_PITCH = BLOCK + 8, /* weights of a head, against bank conflicts */
+};
+
+struct few_shared {
+    u64 full[FEW_STAGES], empty[FEW_STAGES];
+    float maxima[2][HEADS][FEW_WARPS];
+    u16 p[2][HEADS][P_PITCH];
+    u32 is_last;
+};
+
+/* What a block does: keys first .. end - 1 for some heads of one row. */
+struct few_unit {
+    u32 row, seq, first, end, limit; /* limit: of the row's keys */
+    u32 kv_head, head, n_heads;      /* query heads head .. head + n_heads - 1 */
+    u32 n_parts, part, slot;         /* of the row, this one's, the first one's place */
+};
+
+DEVICE bool few_unit(const struct sm90_attn &a, struct few_unit &u) {
+    const struct sm90_attn_tile tile = ((const struct sm90_attn_tile *)a.tiles)[blockIdx.y];
+    const u32 n_chunks = gridDim.x / a.n_kv_heads, chunk = blockIdx.x / a.n_kv_heads;
+
+    u.row = tile.row;
+    u.seq = tile.seq;
+    u.limit = tile.end;
+    u.kv_head = blockIdx.x % a.n_kv_heads;
+    u.head = u.kv_head * a.n_shared + chunk * HEADS;
+    u.n_heads = min((u32)HEADS, a.n_shared - chunk * HEADS);
+    u.part = blockIdx.z;
+    u.n_parts = a.n_splits == 1 ? 1 : (tile.end + a.split_keys - 1) / a.split_keys;
+    u.slot = (blockIdx.y * a.n_kv_heads * n_chunks + blockIdx.x) * a.n_splits;
+    u.first = u.part * a.split_keys;
+    u.end = a.n_splits == 1 ? tile.end : min(u.first + a.split_keys, tile.end);
+    return tile.n_rows > 0 && u.first < u.end;
+}
+
+struct few_stage {
+    u32 index, parity;
+
+    DEVICE_METHOD void next(void) {
+        if (++index < FEW_STAGES) return;
+        index = 0;
+        parity ^= 1;
+    }
+};
+
+template <int D>
+DEVICE void few_copy(const struct sm90_attn &a, const struct few_unit &u, struct few_shared &sh,
+                     u32 ring) {
+    constexpr u32 page_bytes = PAGE * D * 2, stage_bytes = BLOCK * D * 2;
+    const u32 *table = (const u32 *)a.table + (u64)u.seq * a.n_seq_pages;
+    struct few_stage stage = {0, 0};
+
+    for (u32 key = u.first; key < u.end; key += BLOCK) {
+        const u32 n_pages = min(2u, (u.end - key + PAGE - 1) / PAGE);
+        const char *from[2];
+
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+            if (i < n_pages)
+                from[i] = (const char *)a.pages +
+                          2 * SM90_ATTN_PAGE_AT(table[key / PAGE + i], u.kv_head, 0, a.n_kv_heads,
+                                                D);
+#pragma unroll
+        for (u32 v = 0; v < 2; v++) {
+            const u32 full = sm90_shared(&sh.full[stage.index]);
+
+            sm90_barrier_wait(sm90_shared(&sh.empty[stage.index]), stage.parity ^ 1);
+            sm90_barrier_expect(full, n_pages * page_bytes);
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+                if (i < n_pages)
+                    sm90_copy(ring + stage.index * stage_bytes + i * page_bytes,
+                              from[i] + v * page_bytes, page_bytes, full);
+            stage.next();
+        }
+    }
+}
+
+/* One head's results, columns D / 4 of this warp: T and l, or what is left of a split. */
+template <int D>
+struct few_sums {
+    float m, l, o[D / 16];
+};
+
+template <int D>
+DEVICE void few_write(const struct sm90_attn &a, const struct few_unit &u,
+                      const struct few_sums<D> &s, u32 head, u32 column) {
+    const float inverse = 1.0f / s.l;
+    u16 *out = (u16 *)a.out + ((u64)u.row * a.n_heads + u.head + head) * D + column;
+    bool fine = attn_sums_fine(s.m, s.l);
+
+#pragma unroll
+    for (u32 j = 0; j < D / 32; j++) {
+        const float x = attn_result(s.o[2 * j], inverse), y = attn_result(s.o[2 * j + 1], inverse);
+
+        fine = fine && attn_finite(x) && attn_finite(y);
+        *(u32 *)(out + j * 8) = sm90_pack(x, y);
+    }
+    if (!fine) ((unsigned char *)a.flagged)[u.row] = 1;
+}
+
+/* A part: M and l of each head, then sums [head][D]. */
+template <int D>
+DEVICE float *few_part(const struct sm90_attn &a, u32 slot) {
+    return (float *)a.parts + (u64)slot * HEADS * (2 + D);
+}
+
+template <int D>
+DEVICE void few_park(const struct sm90_attn &a, const struct few_unit &u,
+                     const struct few_sums<D> &s, u32 head, u32 column, bool first) {
+    float *part = few_part<D>(a, u.slot + u.part), *o = part + 2 * HEADS + head * D + column;
+
+    if (first) *(float2 *)(part + 2 * head) = make_float2(s.m, s.l);
+#pragma unroll
+    for (u32 j = 0; j < D / 32; j++)
+        *(float2 *)(o + j * 8) = make_float2(s.o[2 * j], s.o[2 * j + 1]);
+}
+
+/* All parts of the row, upward, by all threads; loads of several parts are in flight at once. */
+template <int D>
+DEVICE void few_combine(const struct sm90_attn &a, const struct few_unit &u) {
+    enum { AT_ONCE = 8 };
+
+    for (u32 e = threadIdx.x; e < u.n_heads * (D / 4); e += FEW_THREADS) {
+        const u32 head = e / (D / 4), column = e % (D / 4) * 4;
+        float m = ATTN_M_START, l = 0.0f;
+        float4 t = {0.0f, 0.0f, 0.0f, 0.0f};
+
+        for (u32 first = 0; first < u.n_parts; first += AT_ONCE) {
+            float4 o[AT_ONCE];
+            float2 ml[AT_ONCE];
+
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                const float *part = few_part<D>(a, u.slot + min(first + i, u.n_parts - 1));
+
+                /* Past L1, where an older launch's may be. */
+                o[i] = __ldcg((const float4 *)(part + 2 * HEADS + head * D + column));
+                ml[i] = __ldcg((const float2 *)(part + 2 * head));
+            }
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                const struct attn_fold f = attn_fold(m, ml[i].x);
+
+                if (first + i >= u.n_parts) break;
+                m = f.m;
+                l = attn_folded(f, l, ml[i].y);
+                t.x = attn_folded(f, t.x, o[i].x);
+                t.y = attn_folded(f, t.y, o[i].y);
+                t.z = attn_folded(f, t.z, o[i].z);
+                t.w = attn_folded(f, t.w, o[i].w);
+            }
+        }
+        const float inverse = 1.0f / l;
+        const float x = attn_result(t.x, inverse), y = attn_result(t.y, inverse);
+        const float z = attn_result(t.z, inverse), w = attn_result(t.w, inverse);
+        u16 *out = (u16 *)a.out + ((u64)u.row * a.n_heads + u.head + head) * D + column;
+
+        *(uint2 *)out = make_uint2(sm90_pack(x, y), sm90_pack(z, w));
+        if (!attn_sums_fine(m, l) || !attn_finite(x) || !attn_finite(y) || !attn_finite(z) ||
+            !attn_finite(w))
+            ((unsigned char *)a.flagged)[u.row] = 1;
+    }
+}
+
+/* The last block of the row folds all of its parts. */
+template <int D>
+DEVICE void few_finish(const struct sm90_attn &a, const struct few_unit &u,
+                       struct few_shared &sh) {
+    u32 *counter = (u32 *)a.counters + blockIdx.y * gridDim.x + blockIdx.x;
+
+    __threadfence(); /* our part before our count */
+    sm90_named_sync(1, FEW_THREADS);
+    if (threadIdx.x == 0) sh.is_last = atomicAdd(counter, 1u) == u.n_parts - 1;
+    sm90_named_sync(1, FEW_THREADS);
+    if (!sh.is_last) return;
+    __threadfence(); /* the others' parts after their counts */
+    few_combine<D>(a, u);
+    if (threadIdx.x == 0) *counter = 0; /* for the next launch */
+}
+
+/* Values past the end of the sequence may be anything, and 0 times a NaN is not 0. */
+template <int D>
+DEVICE void few_cut_values(u32 stage, u32 n_keys) {
+    for (u32 e = threadIdx.x; e < BLOCK * (D / 8); e += FEW_THREADS) {
+        const u32 key = e / (D / 8), chunk = e % (D / 8) * 8;
+
+        if (key < n_keys) continue;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         stage + key / PAGE * (PAGE * D * 2) +
+                         2 * SM90_ATTN_AT(key % PAGE, chunk, D)),
+                     "r"(0)
+                     : "memory");
+    }
+    sm90_fence_async(); /* before the copy engine writes here again */
+}
+
+template <int D>
+DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
+                        struct few_shared &sh, u32 ring) {
+    constexpr u32 stage_bytes = BLOCK * D * 2, group_bytes = 16 * D * 2;
+    constexpr u32 n_fragments = D / 32; /* of the warp's columns */
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, q = lane % 4;
+    const u32 matrix = lane / 8, line = lane % 8, columns = warp * (D / 4);
+    const bool real = head < u.n_heads;
+    const u32 *query = (const u32 *)((const u16 *)a.q + (u64)u.row * a.q_stride +
+                                     (u64)(u.head + (real ? head : 0)) * D);
+    u32 queries[D / 8], key_at[4], value_at[(n_fragments + 1) / 2];
+    float o[n_fragments][4], sums[4];
+    struct few_sums<D> total = {ATTN_M_START, 0.0f, {0.0f}};
+    struct few_stage stage = {0, 0};
+    float m = ATTN_M_START;
+    u32 buffer = 0;
+
+#pragma unroll
+    for (u32 i = 0; i < D / 8; i++) queries[i] = real ? query[i * 4 + q] : 0;
+    // what ldmatrix wants of this lane: a line of two atoms of keys, or of values
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        key_at[i] = matrix / 2 * (group_bytes / 2) + line * 128 + ((i * 2 + matrix % 2 ^ line) << 4);
+#pragma unroll
+    for (u32 i = 0; i < (n_fragments + 1) / 2; i++)
+        value_at[i] = matrix % 2 * (group_bytes / 2) + columns / 64 * 1024 + line * 128 +
+                      ((columns % 64 / 8 + i * 2 + matrix / 2 ^ line) << 4);
+#pragma unroll
+    for (u32 j = 0; j < n_fragments; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
+    sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
+
+    for (u32 start = u.first; start < u.end; start += BLOCK, buffer ^= 1) {
+        const u32 keys = ring + stage.index * stage_bytes + warp * (2 * group_bytes);
+        const u32 own = start + warp * 32 + q * 2; /* the first key of this lane */
+        const bool masked = start + BLOCK > u.limit;
+        float s[4][4];
+
+        // scores of 32 keys
+        sm90_barrier_wait(sm90_shared(&sh.full[stage.index]), stage.parity);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll
+        for (u32 k = 0; k < D / 16; k++)
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                const u32 x[4] = {queries[2 * k], 0, queries[2 * k + 1], 0};
+                u32 b[4];
+
+                sm90_load_matrices(b, keys + j * group_bytes + k / 4 * 1024 + key_at[k % 4]);
+                sm90_mma(s[2 * j], x, b[0], b[1]);
+                sm90_mma(s[2 * j + 1], x, b[2], b[3]);
+            }
+        __syncwarp(); // all lanes have read
+        if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[stage.index]));
+        stage.next();
+
+        // the block's maximum, over lanes, then over warps
+        if (masked)
+#pragma unroll
+            for (u32 j = 0; j < 4; j++)
+#pragma unroll
+                for (u32 x = 0; x < 2; x++)
+                    if (own + j * 8 + x >= u.limit) s[j][x] = -NUM_INFINITY;
+        float top = s[0][0];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) top = fmaxf(top, fmaxf(s[j][0], s[j][1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+        if (q == 0) sh.maxima[buffer][head][warp] = top;
+        sm90_named_sync(1, FEW_THREADS); // maxima of all warps
+        const float4 tops = *(const float4 *)sh.maxima[buffer][head];
+        const float old = m;
+
+        m = attn_max(m, fmaxf(fmaxf(tops.x, tops.y), fmaxf(tops.z, tops.w)), a.c);
+        const float scale = attn_pow2(old - m);
+
+        // weights
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            float w0 = attn_weight(s[j][0], a.c, m), w1 = attn_weight(s[j][1], a.c, m);
+
+            if (masked && own + j * 8 >= u.limit) w0 = 0.0f;
+            if (masked && own + j * 8 + 1 >= u.limit) w1 = 0.0f;
+            *(u32 *)&sh.p[buffer][head][warp * 32 + j * 8 + q * 2] =
+                real ? sm90_pack(w0, w1) : 0;
+        }
+#pragma unroll
+        for (u32 j = 0; j < n_fragments; j++) {
+            o[j][0] = o[j][0] * scale;
+            o[j][1] = o[j][1] * scale;
+        }
+        sums[0] = sums[0] * scale;
+
+        // sums over 128 keys
+        const u32 values = ring + stage.index * stage_bytes;
+
+        sm90_barrier_wait(sm90_shared(&sh.full[stage.index]), stage.parity);
+        if (masked) few_cut_values<D>(values, u.limit - start);
+        sm90_named_sync(1, FEW_THREADS); // weights of all warps, and the cut
+#pragma unroll
+        for (u32 k = 0; k < BLOCK / 16; k++) {
+            const u16 *p = &sh.p[buffer][head][k * 16 + q * 2];
+            const u32 w[4] = {*(const u32 *)p, 0, *(const u32 *)(p + 8), 0};
+
+#pragma unroll
+            for (u32 i = 0; i < n_fragments / 2; i++) {
+                u32 b[4];
+
+                sm90_load_matrices_across(b, values + k * group_bytes + value_at[i]);
+                sm90_mma(o[2 * i], w, b[0], b[1]);
+                sm90_mma(o[2 * i + 1], w, b[2], b[3]);
+            }
+            sm90_mma(sums, w, ATTN_ONES, ATTN_ONES);
+        }
+        __syncwarp(); // all lanes have read
+        if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[stage.index]));
+        stage.next();
+
+        // the end of a split
+        if ((start + BLOCK) % a.split_keys != 0 && start + BLOCK < u.end) continue;
+        if (u.n_parts > 1) {
+            struct few_sums<D> part = {m, sums[0], {0.0f}};
+
+#pragma unroll
+            for (u32 j = 0; j < D / 16; j++) part.o[j] = o[j / 2][j % 2];
+            if (real) few_park<D>(a, u, part, head, columns + q * 2, warp == 0 && q == 0);
+        } else {
+            const struct attn_fold f = attn_fold(total.m, m);
+
+            total.m = f.m;
+            total.l = attn_folded(f, total.l, sums[0]);
+#pragma unroll
+            for (u32 j = 0; j < D / 16; j++)
+                total.o[j] = attn_folded(f, total.o[j], o[j / 2][j % 2]);
+        }
+        m = ATTN_M_START;
+        sums[0] = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < n_fragments; j++) o[j][0] = o[j][1] = 0.0f;
+    }
+    if (u.n_parts > 1)
+        few_finish<D>(a, u, sh);
+    else if (real)
+        few_write<D>(a, u, total, head, columns + q * 2);
+}
+
+extern __shared__ unsigned char few_dynamic[];
+
+template <int D>
+DEVICE void few_run(const struct sm90_attn &a) {
+    __shared__ __align__(16) struct few_shared sh;
+    const u32 ring = (sm90_shared(few_dynamic) + 1023) & ~1023u;
+    struct few_unit u;
+
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < FEW_STAGES; i++) {
+            sm90_barrier_init(sm90_shared(&sh.full[i]), 1);
+            sm90_barrier_init(sm90_shared(&sh.empty[i]), FEW_WARPS);
+        }
+        sm90_barrier_init_done();
+        sm90_launch_next();
+    }
+    __syncthreads(); // nobody touches a barrier before it is made
+    sm90_wait_previous();
+    if (!few_unit(a, u)) return;
+    if (threadIdx.x < FEW_THREADS)
+        few_compute<D>(a, u, sh, ring);
+    else if (threadIdx.x == FEW_THREADS)
+        few_copy<D>(a, u, sh, ring);
+}
+
+#endif

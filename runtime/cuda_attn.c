@@ -1,0 +1,217 @@
+#ifdef LLM42_CUDA
+
+#include "runtime/cuda_attn.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/assert.h"
+#include "runtime/cuda_driver.h"
+#include "runtime/device.h"
+#include "runtime/err.h"
+#include "runtime/schedule.h"
+
+enum {
+    FEW_STAGES = 3, /* as in sm90_attn_few.cuh */
+    FEW_THREADS = 160,
+    ALIGN_BYTES = 1024,
+    SHARED_FOLD_PARTS = 8192, /* of rows whose splits are spread over blocks, in a launch */
+    BLOCKS_THAT_FILL = 64,    /* so many blocks read at the memory's rate */
+};
+
+/* As the entries are compiled. */
+static const struct kind {
+    const char *names[2]; /* heads of 64, of 128 */
+    uint32_t warpgroups, stages, threads;
+} kinds[CUDA_ATTN_KINDS] = {
+    {{"sm90_attn_bf16_few64", "sm90_attn_bf16_few128"}, 0, FEW_STAGES, FEW_THREADS},
+    {{"sm90_attn_bf16_some64", "sm90_attn_bf16_some128"}, 1, 5, 160},
+    {{"sm90_attn_bf16_many64", "sm90_attn_bf16_many128"}, 2, 4, 384},
+};
+
+struct cuda_attn {
+    struct cuda_driver *driver;
+    struct cuda_attn_shape shape;
+    uint32_t n_shared; /* query heads of a KV head */
+    float c;           /* log2(e) / sqrt(head_dim) */
+    CUfunction entries[CUDA_ATTN_KINDS];
+};
+
+static uint32_t ceil_div(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
+uint64_t cuda_attn_page_bytes(const struct cuda_attn_shape *s) {
+    return 2 * SM90_ATTN_PAGE_AT(1, 0, 0, s->n_kv_heads, s->head_dim);
+}
+
+uint64_t cuda_attn_offset(const struct cuda_attn_shape *s, uint32_t page, uint32_t kv_head,
+                          bool is_value, uint32_t slot, uint32_t i) {
+    return 2 * (SM90_ATTN_PAGE_AT(page, kv_head, is_value ? 1u : 0u, s->n_kv_heads, s->head_dim) +
+                SM90_ATTN_AT(slot, i, s->head_dim));
+}
+
+static uint32_t shared_bytes(const struct cuda_attn_shape *s, enum cuda_attn_kind kind) {
+    const uint32_t stage = SM90_ATTN_BLOCK * s->head_dim * 2;
+    const uint32_t rows = SM90_ATTN_ROWS * s->head_dim * (2 + 4); /* queries and totals */
+
+    return ALIGN_BYTES + kinds[kind].stages * stage + kinds[kind].warpgroups * rows;
+}
+
+int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
+                   struct cuda_attn **out_attn, struct err *e) {
+    struct cuda_attn *a;
+    int r = 0;
+
+    if (s->head_dim != 64 && s->head_dim != 128)
+        return err_set(e, -ENOTSUP, "CUDA: attention heads of %u values: 64 and 128 are there",
+                       s->head_dim);
+    if (s->n_heads / s->n_kv_heads > SM90_ATTN_ROWS)
+        return err_set(e, -ENOTSUP, "CUDA: %u query heads to a KV head, the limit is %d",
+                       s->n_heads / s->n_kv_heads, SM90_ATTN_ROWS);
+    a = calloc(1, sizeof(*a));
+    if (!a) return err_set(e, -ENOMEM, "attention: bookkeeping");
+    a->driver = d;
+    a->shape = *s;
+    a->n_shared = s->n_heads / s->n_kv_heads;
+    a->c = (float)(0x1.71547652b82fep+0 / sqrt((double)s->head_dim));
+    for (uint32_t i = 0; r == 0 && i < CUDA_ATTN_KINDS; i++) {
+        const char *name = kinds[i].names[s->head_dim == 128];
+
+        r = cuda_driver_entry(d, name, name, shared_bytes(s, i), &a->entries[i], e);
+    }
+    if (r < 0) {
+        cuda_attn_close(a);
+        return r;
+    }
+    *out_attn = a;
+    return 0;
+}
+
+void cuda_attn_close(struct cuda_attn *a) {
+    free(a);
+}
+
+static uint64_t part_bytes(const struct cuda_attn *a) {
+    return SM90_ATTN_FEW_HEADS * (2 + a->shape.head_dim) * sizeof(float);
+}
+
+uint64_t cuda_attn_work_bytes(const struct cuda_attn *a) {
+    return SHARED_FOLD_PARTS * (part_bytes(a) + sizeof(uint32_t));
+}
+
+/* Query rows of a run of n rows decide who computes it. */
+static enum cuda_attn_kind kind_of(const struct cuda_attn *a, uint32_t n) {
+    if (n == 1) return CUDA_ATTN_FEW;
+    return n * a->n_shared <= SM90_ATTN_ROWS ? CUDA_ATTN_SOME : CUDA_ATTN_MANY;
+}
+
+static int longest_first(const void *left, const void *right) {
+    const struct sm90_attn_tile *a = left, *b = right;
+
+    if (a->end != b->end) return a->end < b->end ? 1 : -1;
+    return (a->row > b->row) - (a->row < b->row);
+}
+
+/* Tiles of one kind, from `out` on. */
+static uint32_t plan_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
+                          const struct device_row *rows, uint32_t n_rows,
+                          struct sm90_attn_tile *out) {
+    const uint32_t n_query_rows = kinds[kind].warpgroups * SM90_ATTN_ROWS;
+    const uint32_t most = kind == CUDA_ATTN_FEW ? 1 : n_query_rows / a->n_shared;
+    uint32_t n_tiles = 0;
+
+    for (uint32_t row = 0, end; row < n_rows; row = end) {
+        for (end = row + 1; end < n_rows && rows[end].seq == rows[row].seq; end++)
+            ASSERT(rows[end].position > rows[end - 1].position);
+        if (rows[row].seq == UINT32_MAX || kind_of(a, end - row) != kind) continue;
+        for (uint32_t first = row; first < end; first += most) {
+            const uint32_t n = end - first < most ? end - first : most;
+
+            out[n_tiles++] = (struct sm90_attn_tile){.row = first,
+                                                     .n_rows = n,
+                                                     .seq = rows[first].seq,
+                                                     .end = rows[first + n - 1].position + 1};
+        }
+    }
+    qsort(out, n_tiles, sizeof(*out), longest_first);
+    return n_tiles;
+}
+
+void cuda_attn_plan(const struct cuda_attn *a, const struct device_row *rows, uint32_t n_rows,
+                    struct sm90_attn_tile *out_tiles, struct cuda_attn_plan *out_plan) {
+    uint32_t n_tiles = 0;
+
+    memset(out_plan, 0, sizeof(*out_plan));
+    for (uint32_t kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
+        out_plan->n_tiles[kind] = plan_kind(a, kind, rows, n_rows, out_tiles + n_tiles);
+        n_tiles += out_plan->n_tiles[kind];
+    }
+    ASSERT(n_tiles <= n_rows);
+    for (uint32_t i = 0; i < out_plan->n_tiles[CUDA_ATTN_FEW]; i++) {
+        out_plan->n_keys += out_tiles[i].end;
+        if (out_tiles[i].end > out_plan->end_max) out_plan->end_max = out_tiles[i].end;
+    }
+}
+
+/* Blocks of a row: one that folds all of its splits, unless the longest row would then keep the
+ * others waiting, while there is room for what the splits leave. */
+static uint32_t count_splits(const struct cuda_attn_plan *plan, uint32_t n_units_of_row,
+                             uint32_t split_keys) {
+    const uint32_t n_splits = ceil_div(plan->end_max, split_keys);
+    const uint64_t n_units = (uint64_t)plan->n_tiles[CUDA_ATTN_FEW] * n_units_of_row;
+
+    if (plan->n_keys * n_units_of_row >= (uint64_t)plan->end_max * BLOCKS_THAT_FILL) return 1;
+    return n_units * n_splits <= SHARED_FOLD_PARTS && n_splits > 0 ? n_splits : 1;
+}
+
+int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
+                  const struct cuda_attn_args *args, struct err *e) {
+    const uint32_t n_chunks = ceil_div(a->n_shared, SM90_ATTN_FEW_HEADS);
+    struct sm90_attn p = {
+        .pages = args->d_pages,
+        .q = args->d_q,
+        .out = args->d_out,
+        .flagged = args->d_flagged,
+        .positions = args->d_positions,
+        .table = args->d_table,
+        .tiles = args->d_tiles,
+        .counters = args->d_work,
+        .parts = args->d_work + SHARED_FOLD_PARTS * sizeof(uint32_t),
+        .q_stride = args->q_stride,
+        .position_stride = args->position_stride,
+        .n_heads = a->shape.n_heads,
+        .n_kv_heads = a->shape.n_kv_heads,
+        .n_shared = a->n_shared,
+        .n_seq_pages = a->shape.n_seq_pages,
+        .split_keys = args->split_keys,
+        .c = a->c,
+    };
+    int r = 0;
+
+    ASSERT(args->split_keys > 0 && args->split_keys % SCHEDULE_KV_BLOCK == 0);
+    ASSERT(args->q_stride % 8 == 0 && args->d_pages % 16 == 0);
+    for (uint32_t kind = 0; r == 0 && kind < CUDA_ATTN_KINDS; kind++) {
+        const bool few = kind == CUDA_ATTN_FEW;
+        struct cuda_launch launch = {
+            .entry = a->entries[kind],
+            .name = kinds[kind].names[a->shape.head_dim == 128],
+            .grid = {a->shape.n_kv_heads * (few ? n_chunks : 1), plan->n_tiles[kind], 1},
+            .block = {kinds[kind].threads},
+            .shared_bytes = shared_bytes(&a->shape, kind),
+            .overlap = args->overlap,
+            .params = (void *[]){&p},
+        };
+
+        if (plan->n_tiles[kind] == 0) continue;
+        p.n_splits = few ? count_splits(plan, launch.grid[0], args->split_keys) : 1;
+        launch.grid[2] = p.n_splits;
+        r = cuda_driver_launch(a->driver, &launch, e);
+        p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);
+    }
+    return r;
+}
+
+#endif

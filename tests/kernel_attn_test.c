@@ -1,0 +1,384 @@
+/* Attention of the GPU against the twin's, bit for bit: single rows, runs, prompts from their start
+ * and from the middle, and all of them in one step; heads of 64 and 128, one to sixteen query heads
+ * to a KV head; scores from tiny to beyond what is valid; NaN in every page and slot that nobody
+ * wrote, and values that are not finite in rows that others do not see.  Skipped (77) without a
+ * GPU. */
+#ifdef LLM42_CUDA
+
+#include "runtime/cuda_attn.h"
+
+#include <unistd.h>
+
+#include "runtime/cpu_attn.h"
+#include "runtime/cpu_gemm.h"
+#include "runtime/cpu_pool.h"
+#include "runtime/device.h"
+#include "runtime/model.h"
+#include "tests/kernel_gpu.h"
+
+enum { SEQS_MAX = 80, ROWS_MAX = 1600, PAGE = DEVICE_PAGE_TOKENS, REPEATS = 2 };
+
+static struct cpu_pool *pool;
+static unsigned n_failed;
+static uint64_t n_compared, n_flagged;
+
+struct run {
+    uint32_t first, n; /* positions; 0: the sequence has no row */
+};
+
+/* What scores and values are like. */
+struct regime {
+    const char *name;
+    float score, value;
+    bool bad; /* some values are not finite */
+};
+
+static const struct regime regimes[] = {
+    {"plain", 1.0f, 1.0f, false},
+    {"steep", 6.0f, 1.0f, false},
+    {"weights that vanish, sums that are subnormal", 40.0f, 0x1p-124f, false},
+    {"scores near 2^20", 100000.0f, 1.0f, false},
+    {"scores out of range", 300000.0f, 1.0f, false},
+    {"scores that are subnormal", 0x1p-128f, 1.0f, false},
+    {"values that are not finite", 1.0f, 1.0f, true},
+};
+
+struct step {
+    const char *name;
+    uint32_t n_heads, n_kv_heads, head_dim, split_keys;
+    uint32_t n_runs;
+    struct run runs[SEQS_MAX];
+};
+
+struct data {
+    const struct step *step;
+    const struct regime *regime;
+    struct device_row rows[ROWS_MAX];
+    uint32_t n_rows, n_pages, n_seq_pages;
+    uint32_t *table; /* [n_runs][n_seq_pages] */
+    uint32_t *cpu_keys, *cpu_values;
+    uint16_t *gpu_pages, *qkv;
+    uint32_t qkv_stride;
+    uint64_t pages_bytes;
+};
+
+static uint32_t below(uint32_t seed, uint32_t i, uint32_t n) {
+    return num_random(seed, 77, i) % n;
+}
+
+static void key_and_value(const struct data *d, uint32_t seq, uint32_t position, uint32_t head,
+                          uint16_t *k, uint16_t *v) {
+    const uint32_t dim = d->step->head_dim, row = (seq * 8192 + position) * 16 + head;
+
+    for (uint32_t i = 0; i < dim; i++) {
+        k[i] = num_to_bf16(gpu_normal(21, row, i) * d->regime->score);
+        v[i] = num_to_bf16(gpu_normal(22, row, i) * d->regime->value);
+    }
+    if (d->regime->bad && below(23, row, 150) == 0)
+        v[below(24, row, dim)] = below(25, row, 2) ? 0x7f80 : 0xffff;
+    if (d->regime->bad && below(26, row, 150) == 0) k[below(27, row, dim)] = 0x7fc0;
+}
+
+static void fill_pages(struct data *d, const struct cuda_attn_shape *shape) {
+    const uint32_t dim = shape->head_dim, words = cpu_attn_page_words(dim);
+    uint16_t k[MODEL_HEAD_DIM_MAX], v[MODEL_HEAD_DIM_MAX];
+
+    for (uint32_t seq = 0; seq < d->step->n_runs; seq++)
+        for (uint32_t p = 0; p < d->step->runs[seq].first + d->step->runs[seq].n; p++)
+            for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
+                const uint32_t page = d->table[seq * d->n_seq_pages + p / PAGE];
+                const size_t at = ((size_t)page * shape->n_kv_heads + head) * words;
+
+                key_and_value(d, seq, p, head, k, v);
+                cpu_attn_store(d->cpu_keys + at, d->cpu_values + at, dim, p % PAGE, k, v);
+                for (uint32_t i = 0; i < dim; i++) {
+                    d->gpu_pages[cuda_attn_offset(shape, page, head, false, p % PAGE, i) / 2] =
+                        k[i];
+                    d->gpu_pages[cuda_attn_offset(shape, page, head, true, p % PAGE, i) / 2] = v[i];
+                }
+            }
+}
+
+static void data_open(struct data *d, const struct step *step, const struct regime *regime,
+                      struct cuda_attn_shape *out_shape) {
+    const size_t words = cpu_attn_page_words(step->head_dim);
+    size_t cpu_bytes;
+    uint32_t n = 0;
+
+    memset(d, 0, sizeof(*d));
+    d->step = step;
+    d->regime = regime;
+    for (uint32_t seq = 0; seq < step->n_runs; seq++) {
+        const uint32_t end = step->runs[seq].first + step->runs[seq].n;
+
+        d->n_pages += (end + PAGE - 1) / PAGE;
+        if ((end + PAGE - 1) / PAGE > d->n_seq_pages) d->n_seq_pages = (end + PAGE - 1) / PAGE;
+        for (uint32_t i = 0; i < step->runs[seq].n; i++)
+            d->rows[d->n_rows++] =
+                (struct device_row){.position = step->runs[seq].first + i, .seq = seq};
+    }
+    /* Pages in no order, ids of pages that are not there past a sequence's end. */
+    d->table = gpu_host((size_t)step->n_runs * d->n_seq_pages * 4);
+    memset(d->table, 0xff, (size_t)step->n_runs * d->n_seq_pages * 4);
+    for (uint32_t seq = 0; seq < step->n_runs; seq++)
+        for (uint32_t i = 0; i * PAGE < step->runs[seq].first + step->runs[seq].n; i++)
+            d->table[seq * d->n_seq_pages + i] = n++;
+    for (uint32_t i = 0; i < step->n_runs * d->n_seq_pages; i++) {
+        const uint32_t j = below(28, i, step->n_runs * d->n_seq_pages), old = d->table[i];
+
+        if (old == UINT32_MAX || d->table[j] == UINT32_MAX) continue;
+        d->table[i] = d->table[j];
+        d->table[j] = old;
+    }
+    *out_shape = (struct cuda_attn_shape){.n_heads = step->n_heads,
+                                          .n_kv_heads = step->n_kv_heads,
+                                          .head_dim = step->head_dim,
+                                          .n_seq_pages = d->n_seq_pages};
+    cpu_bytes = (size_t)d->n_pages * step->n_kv_heads * words * 4;
+    d->pages_bytes = d->n_pages * cuda_attn_page_bytes(out_shape);
+    d->cpu_keys = gpu_host(cpu_bytes);
+    d->cpu_values = gpu_host(cpu_bytes);
+    d->gpu_pages = gpu_host(d->pages_bytes);
+    memset(d->cpu_keys, GPU_POISON, cpu_bytes);
+    memset(d->cpu_values, GPU_POISON, cpu_bytes);
+    memset(d->gpu_pages, GPU_POISON, d->pages_bytes);
+    fill_pages(d, out_shape);
+    d->qkv_stride = (step->n_heads + 2 * step->n_kv_heads) * step->head_dim;
+    d->qkv = gpu_host((size_t)d->n_rows * d->qkv_stride * 2);
+    for (uint32_t row = 0; row < d->n_rows; row++)
+        for (uint32_t i = 0; i < d->qkv_stride; i++)
+            d->qkv[(size_t)row * d->qkv_stride + i] =
+                i < step->n_heads * step->head_dim ? num_to_bf16(gpu_normal(29, row, i)) : 0x7fff;
+}
+
+static void data_close(struct data *d) {
+    free(d->table);
+    free(d->cpu_keys);
+    free(d->cpu_values);
+    free(d->gpu_pages);
+    free(d->qkv);
+}
+
+static void by_twin(const struct data *d, uint16_t *out, uint8_t *flagged) {
+    const struct model m = {.n_heads = d->step->n_heads,
+                            .n_kv_heads = d->step->n_kv_heads,
+                            .head_dim = d->step->head_dim};
+    const struct device_limits limits = {.n_rows = ROWS_MAX, .n_seq_pages = d->n_seq_pages};
+    struct cpu_attn *attn;
+    struct err e = {""};
+
+    GPU_CHECK(cpu_attn_open(&m, &limits, pool, cpu_code_best(), &attn, &e));
+    cpu_attn_batch(attn, d->rows, d->n_rows, d->table);
+    cpu_attn_run(attn, d->cpu_keys, d->cpu_values, d->qkv, d->qkv_stride, d->step->split_keys, out,
+                 flagged);
+    cpu_attn_close(attn);
+}
+
+static void compare(const struct data *d, const uint16_t *want, const uint8_t *want_flagged,
+                    const uint16_t *got, const uint8_t *got_flagged) {
+    const uint32_t dim = d->step->head_dim, width = d->step->n_heads * dim;
+
+    for (uint32_t row = 0; row < d->n_rows; row++) {
+        const struct device_row *r = &d->rows[row];
+
+        if (want_flagged[row] != got_flagged[row]) {
+            printf("%s, %s: row %u (sequence %u, position %u): flagged %u, not %u\n", d->step->name,
+                   d->regime->name, row, r->seq, r->position, got_flagged[row], want_flagged[row]);
+            n_failed++;
+            return;
+        }
+        if (want_flagged[row]) {
+            n_flagged++; /* what it holds counts for nothing */
+            continue;
+        }
+        for (uint32_t i = 0; i < width; i++) {
+            const size_t at = (size_t)row * width + i;
+
+            n_compared++;
+            if (want[at] == got[at]) continue;
+            printf("%s, %s: row %u (sequence %u, position %u) head %u value %u is %04x, not "
+                   "%04x\n",
+                   d->step->name, d->regime->name, row, r->seq, r->position, i / dim, i % dim,
+                   got[at], want[at]);
+            n_failed++;
+            return;
+        }
+    }
+}
+
+/* `alone`: every row by the kernel of single rows; else as planned. */
+static void by_gpu(const struct data *d, const struct cuda_attn_shape *shape, bool alone,
+                   const uint16_t *want, const uint8_t *want_flagged) {
+    const size_t out_bytes = (size_t)d->n_rows * shape->n_heads * shape->head_dim * 2;
+    struct sm90_attn_tile *tiles = gpu_host(d->n_rows * sizeof(*tiles));
+    uint16_t *got = gpu_host(out_bytes);
+    uint8_t *got_flagged = gpu_host(d->n_rows);
+    struct cuda_attn_plan plan;
+    struct cuda_attn_args args;
+    struct cuda_attn *attn;
+    struct err e = {""};
+
+    GPU_CHECK(cuda_attn_open(gpu, shape, &attn, &e));
+    cuda_attn_plan(attn, d->rows, d->n_rows, tiles, &plan);
+    if (alone) {
+        plan = (struct cuda_attn_plan){.n_tiles = {d->n_rows}};
+        for (uint32_t row = 0; row < d->n_rows; row++) {
+            tiles[row] = (struct sm90_attn_tile){
+                .row = row, .n_rows = 1, .seq = d->rows[row].seq, .end = d->rows[row].position + 1};
+            plan.n_keys += tiles[row].end;
+            if (tiles[row].end > plan.end_max) plan.end_max = tiles[row].end;
+        }
+    }
+    args = (struct cuda_attn_args){
+        .d_pages = gpu_copy_of(d->gpu_pages, d->pages_bytes),
+        .d_q = gpu_copy_of(d->qkv, (size_t)d->n_rows * d->qkv_stride * 2),
+        .d_out = gpu_take(out_bytes, GPU_POISON),
+        .d_flagged = gpu_take(d->n_rows, 0),
+        .d_positions = gpu_copy_of(d->rows, d->n_rows * sizeof(d->rows[0])) +
+                       offsetof(struct device_row, position),
+        .d_table = gpu_copy_of(d->table, (size_t)d->step->n_runs * d->n_seq_pages * 4),
+        .d_tiles = gpu_copy_of(tiles, d->n_rows * sizeof(*tiles)),
+        .d_work = gpu_take(cuda_attn_work_bytes(attn), 0),
+        .q_stride = d->qkv_stride,
+        .position_stride = sizeof(struct device_row) / 4,
+        .split_keys = d->step->split_keys,
+    };
+    for (int i = 0; i < REPEATS; i++) { /* the second finds what the first left */
+        GPU_DRIVER(cuMemsetD8Async(args.d_out, GPU_POISON, out_bytes, gpu->stream));
+        GPU_DRIVER(cuMemsetD8Async(args.d_flagged, 0, d->n_rows, gpu->stream));
+        args.overlap = i > 0;
+        GPU_CHECK(cuda_attn_run(attn, &plan, &args, &e));
+        gpu_read(got, args.d_out, out_bytes);
+        gpu_read(got_flagged, args.d_flagged, d->n_rows);
+        compare(d, want, want_flagged, got, got_flagged);
+    }
+    gpu_give(args.d_pages);
+    gpu_give(args.d_q);
+    gpu_give(args.d_out);
+    gpu_give(args.d_flagged);
+    gpu_give(args.d_positions - offsetof(struct device_row, position));
+    gpu_give(args.d_table);
+    gpu_give(args.d_tiles);
+    gpu_give(args.d_work);
+    cuda_attn_close(attn);
+    free(tiles);
+    free(got);
+    free(got_flagged);
+}
+
+static const struct step steps[] = {
+    {"single rows",
+     32,
+     8,
+     128,
+     512,
+     12,
+     {{0, 1},
+      {1, 1},
+      {63, 1},
+      {64, 1},
+      {127, 1},
+      {128, 1},
+      {511, 1},
+      {512, 1},
+      {600, 1},
+      {1023, 1},
+      {1100, 1},
+      {2047, 1}}},
+    {"one long row", 8, 2, 128, 512, 1, {{4999, 1}}},
+    {"two long rows, splits of 128", 8, 2, 64, 128, 2, {{2999, 1}, {130, 1}}},
+    {"single rows, 3 heads to one",
+     9,
+     3,
+     64,
+     512,
+     8,
+     {{0, 1}, {5, 1}, {64, 1}, {200, 1}, {511, 1}, {513, 1}, {1300, 1}, {1025, 1}}},
+    {"single rows, 16 heads to one", 16, 1, 128, 512, 4, {{7, 1}, {128, 1}, {900, 1}, {77, 1}}},
+    {"single rows, a head to itself", 4, 4, 64, 1024, 4, {{7, 1}, {128, 1}, {2900, 1}, {77, 1}}},
+    {"runs",
+     8,
+     2,
+     128,
+     512,
+     8,
+     {{0, 2}, {62, 4}, {120, 16}, {500, 16}, {505, 9}, {1020, 16}, {2040, 13}, {33, 3}}},
+    {"runs, 3 heads to one",
+     9,
+     3,
+     64,
+     512,
+     6,
+     {{0, 2}, {62, 4}, {120, 21}, {500, 22}, {1020, 16}, {40, 43}}},
+    {"runs, 5 heads to one, no split",
+     10,
+     2,
+     64,
+     1 << 20,
+     4,
+     {{0, 12}, {600, 13}, {120, 40}, {500, 25}}},
+    {"runs, 16 heads to one, splits of 256", 16, 1, 128, 256, 3, {{0, 12}, {600, 4}, {250, 9}}},
+    {"a prompt", 8, 2, 128, 512, 1, {{0, 1100}}},
+    {"a prompt, 3 heads to one", 3, 1, 64, 512, 1, {{0, 700}}},
+    {"a prompt, a head to itself", 2, 2, 64, 128, 1, {{0, 515}}},
+    {"the middle of a prompt", 8, 2, 128, 512, 1, {{777, 400}}},
+    {"all at once",
+     8,
+     2,
+     128,
+     512,
+     7,
+     {{1500, 1}, {0, 300}, {40, 1}, {700, 16}, {901, 130}, {513, 2}, {1023, 1}}},
+    {"many rows", 4, 2, 64, 512, 72, {{0, 0}}},
+};
+
+int main(void) {
+    const long n_threads = sysconf(_SC_NPROCESSORS_ONLN);
+    struct err e = {""};
+    int r = gpu_open();
+
+    if (r) return r;
+    GPU_CHECK(cpu_pool_open(n_threads > 16 ? 16 : (uint32_t)n_threads, &pool, &e));
+    for (size_t s = 0; s < sizeof(steps) / sizeof(steps[0]); s++) {
+        const unsigned before = n_failed;
+        struct step step = steps[s];
+
+        if (step.runs[0].n == 0)
+            for (uint32_t i = 0; i < step.n_runs; i++)
+                step.runs[i] = (struct run){below(30, i, 700), 1};
+        for (size_t g = 0; g < sizeof(regimes) / sizeof(regimes[0]); g++) {
+            struct cuda_attn_shape shape;
+            struct data d;
+            uint16_t *want;
+            uint8_t *want_flagged;
+
+            data_open(&d, &step, &regimes[g], &shape);
+            want = gpu_host((size_t)d.n_rows * shape.n_heads * shape.head_dim * 2);
+            want_flagged = gpu_host(d.n_rows);
+            memset(want_flagged, 0, d.n_rows);
+            by_twin(&d, want, want_flagged);
+            by_gpu(&d, &shape, false, want, want_flagged);
+            by_gpu(&d, &shape, true, want, want_flagged);
+            free(want);
+            free(want_flagged);
+            data_close(&d);
+        }
+        printf("%s: %s\n", n_failed > before ? "FAIL" : "ok", step.name);
+    }
+    cpu_pool_close(pool);
+    cuda_driver_close(gpu);
+    printf("%llu values compared, %llu rows flagged by both, %u mismatches\n",
+           (unsigned long long)n_compared, (unsigned long long)n_flagged, n_failed);
+    return n_failed ? 1 : 0;
+}
+
+#else
+
+#include <stdio.h>
+
+int main(void) {
+    printf("built without CUDA\n");
+    return 77;
+}
+
+#endif
