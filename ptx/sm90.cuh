@@ -39,6 +39,14 @@ DEVICE void sm90_barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/* Where `if_` is not 0; no branch, for loops whose every cycle counts. */
+DEVICE void sm90_barrier_arrive_if(u32 barrier, u32 if_) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(barrier),
+                 "r"(if_)
+                 : "memory");
+}
+
 /* At the same barrier of another block of the cluster. */
 DEVICE void sm90_barrier_arrive_peer(u32 barrier, u32 rank) {
     asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %0, %1;\n"
@@ -151,10 +159,17 @@ DEVICE void sm90_wait_previous(void) {
 /* Tensor cores. */
 
 /* Of a matrix in shared memory; `stride` is between atoms along the rows of the matrix, `leading`
- * between atoms of 64 columns where the matrix is read across (transposed). */
-DEVICE u64 sm90_descriptor(u32 address, u32 leading, u32 stride) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
-           1ull << 62;
+ * between atoms of 64 columns where the matrix is read across (transposed); all in bytes.  The
+ * lower half alone moves with the address: by 1 every 16 bytes. */
+DEVICE u32 sm90_descriptor_low(u32 address, u32 leading) {
+    return (address & 0x3ffff) >> 4 | leading >> 4 << 16;
+}
+
+DEVICE u64 sm90_descriptor(u32 low, u32 stride) {
+    u64 r;
+
+    asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(low), "r"(stride >> 4 | 1u << 30));
+    return r;
 }
 
 DEVICE void sm90_wgmma_fence(void) {

@@ -39,7 +39,7 @@ struct sm90_gemm {
     unsigned form;     /* enum sm90_gemm_form */
 
     /* sm90_gemm_bf16_few*: the rings, and the shares of the blocks. */
-    unsigned stage_blocks; /* blocks of K in a stage */
+    unsigned stage_blocks; /* blocks of K in a stage: 1, or 2 where they divide a segment */
     unsigned n_weight_stages, n_row_stages;
     unsigned n_row_tiles; /* of the rows of x */
     unsigned n_ranks;     /* blocks of a cluster, each with its share of the segments */

@@ -75,7 +75,7 @@ DEVICE void few_copy_weights(const struct sm90_gemm &g, const struct few_work &w
 
         for (u32 s = 0; s < w.n_segments; s++)
             for (u32 b = 0; b < w.segment_blocks; b += g.stage_blocks) {
-                u32 n_bytes = min(g.stage_blocks, w.segment_blocks - b) * block_bytes;
+                const u32 n_bytes = g.stage_blocks * block_bytes;
 
                 sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
                 sm90_barrier_expect(ring.full + 8 * ring.stage, n_bytes);
@@ -108,12 +108,11 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
 
         for (u32 s = 0; s < w.n_segments; s++)
             for (u32 b = 0; b < w.segment_blocks; b += g.stage_blocks) {
-                const u32 n_blocks = min(g.stage_blocks, w.segment_blocks - b);
                 const u32 to = ring.base + ring.stage * ring.stage_bytes;
 
                 sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-                sm90_barrier_expect(ring.full + 8 * ring.stage, n_blocks * N * ROW_BYTES);
-                for (u32 i = 0; i < n_blocks; i++, column += SM90_GEMM_BLOCK)
+                sm90_barrier_expect(ring.full + 8 * ring.stage, ring.stage_bytes);
+                for (u32 i = 0; i < g.stage_blocks; i++, column += SM90_GEMM_BLOCK)
                     sm90_copy_tile(to + i * N * ROW_BYTES, map, column, row,
                                    ring.full + 8 * ring.stage);
                 ring.next();
@@ -121,59 +120,79 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
     }
 }
 
-/* One segment: c = chain(+0, ..).  One loop over blocks of K, stages apart: with a loop inside, the
- * compiler cannot see that the accumulators stay untouched, and serialises the steps. */
 template <int N>
-DEVICE void few_chain(float (&c)[N / 2], const struct sm90_gemm &g, const struct few_work &w,
-                      struct few_ring &weights, struct few_ring &rows, u32 wg, bool releases) {
-    const u32 tile_bytes = g.tile * ROW_BYTES;
-    u32 left = 0, right = 0, in_stage = 0;
-    u32 old_weights = 0, old_rows = 0; /* the stage before, to be given back */
-
-    sm90_pin(c);
-    for (u32 b = 0; b < w.segment_blocks; b++) {
-        const bool starts = in_stage == 0;
-
-        if (starts) {
-            left = weights.base + weights.stage * weights.stage_bytes + wg * 8192;
-            right = rows.base + rows.stage * rows.stage_bytes;
-            sm90_barrier_wait(weights.full + 8 * weights.stage, weights.parity);
-            sm90_barrier_wait(rows.full + 8 * rows.stage, rows.parity);
-        }
-        const u64 a = sm90_descriptor(left, 16, 1024), x = sm90_descriptor(right, 16, 1024);
-
-        sm90_wgmma_fence();
+DEVICE void few_move(float (&to)[N / 2], const float (&from)[N / 2]) {
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) sm90_wgmma<N>::run(c, a + 2 * k, x + 2 * k, (b | k) != 0);
-        sm90_wgmma_commit();
-        /* The block before has been read; this one may still be. */
-        sm90_wgmma_wait<1>();
-        if (starts && b > 0 && releases) {
-            sm90_barrier_arrive(weights.empty + 8 * old_weights);
-            sm90_barrier_arrive(rows.empty + 8 * old_rows);
-        }
-        left += tile_bytes;
-        right += N * ROW_BYTES;
-        if (++in_stage == g.stage_blocks || b + 1 == w.segment_blocks) {
-            in_stage = 0;
-            old_weights = weights.stage;
-            old_rows = rows.stage;
-            weights.next();
-            rows.next();
-        }
-    }
-    sm90_wgmma_wait<0>();
-    sm90_pin(c);
-    if (releases) {
-        sm90_barrier_arrive(weights.empty + 8 * old_weights);
-        sm90_barrier_arrive(rows.empty + 8 * old_rows);
-    }
+    for (int i = 0; i < N / 2; i++) to[i] = from[i];
 }
 
 template <int N>
-DEVICE void few_add(float (&c)[N / 2], const float (&p)[N / 2]) {
+DEVICE void few_add(float (&to)[N / 2], const float (&left)[N / 2], const float (&right)[N / 2]) {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) c[i] = c[i] + p[i];
+    for (int i = 0; i < N / 2; i++) to[i] = left[i] + right[i];
+}
+
+/* One segment: c = chain(+0, ..), B blocks of K a stage.  One warp a scheduler: what stands between
+ * two batches of steps is waited for by nobody else, so it must take less time than a batch. */
+template <int N, int B>
+DEVICE void few_chain(float (&c)[N / 2], const struct sm90_gemm &g, const struct few_work &w,
+                      struct few_ring &weights, struct few_ring &rows, u32 wg, u32 releases) {
+    const u32 tile_step = g.tile * ROW_BYTES / 16;
+    u32 old_weights = 0, old_rows = 0; /* the stage before, to be given back */
+
+    sm90_pin(c);
+    for (u32 b = 0; b < w.segment_blocks; b += B) {
+        const u32 a = sm90_descriptor_low(
+            weights.base + weights.stage * weights.stage_bytes + wg * 8192, 16);
+        const u32 x = sm90_descriptor_low(rows.base + rows.stage * rows.stage_bytes, 16);
+
+        sm90_barrier_wait(weights.full + 8 * weights.stage, weights.parity);
+        sm90_barrier_wait(rows.full + 8 * rows.stage, rows.parity);
+        sm90_wgmma_fence();
+#pragma unroll
+        for (u32 i = 0; i < B; i++)
+#pragma unroll
+            for (u32 k = 0; k < 4; k++)
+                sm90_wgmma<N>::run(c, sm90_descriptor(a + i * tile_step + 2 * k, 1024),
+                                   sm90_descriptor(x + i * (N * ROW_BYTES / 16) + 2 * k, 1024),
+                                   i || k || b);
+        sm90_wgmma_commit();
+        /* The stage before has been read; this one may still be. */
+        sm90_wgmma_wait<1>();
+        sm90_barrier_arrive_if(old_weights, b ? releases : 0);
+        sm90_barrier_arrive_if(old_rows, b ? releases : 0);
+        old_weights = weights.empty + 8 * weights.stage;
+        old_rows = rows.empty + 8 * rows.stage;
+        weights.next();
+        rows.next();
+    }
+    sm90_wgmma_wait<0>();
+    sm90_pin(c);
+    sm90_barrier_arrive_if(old_weights, releases);
+    sm90_barrier_arrive_if(old_rows, releases);
+}
+
+/* The tree over this block's segments, at most four: a sum waits for its neighbour. */
+template <int N, int B>
+DEVICE void few_tree(float (&c)[N / 2], const struct sm90_gemm &g, const struct few_work &w,
+                     struct few_ring &weights, struct few_ring &rows, u32 wg, u32 releases) {
+    constexpr bool four = N <= 32; /* wider, registers do not suffice for two blocks at once */
+    float pair[N / 2] = {0}, four_left[four ? N / 2 : 1] = {0};
+
+    for (u32 s = 0; s < w.n_segments; s++) {
+        few_chain<N, B>(c, g, w, weights, rows, wg, releases);
+        if (s % 2 == 0) {
+            if (s + 1 < w.n_segments) few_move<N>(pair, c);
+            continue;
+        }
+        few_add<N>(c, pair, c);
+        if constexpr (four) {
+            if (s == 1)
+                few_move<N>(four_left, c);
+            else
+                few_add<N>(c, four_left, c);
+        }
+    }
 }
 
 /* SPEC 2.8 for two rows of x, of sums that are not yet rounded. */
@@ -316,24 +335,14 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         if (threadIdx.x % 32 == 0) few_copy_rows<N>(map, g, w, rows);
         __syncwarp();
     } else {
-        const u32 wg = warp / 4;
-        const bool releases = threadIdx.x % 32 == 0;
-        float c[N / 2] = {0}, p[N / 2] = {0}, q[N <= 32 ? N / 2 : 1] = {0};
+        const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0;
+        float c[N / 2] = {0};
 
         for (u32 t = w.first; t < w.n_tiles; t += w.step) {
-            few_chain<N>(c, g, w, weights, rows, wg, releases);
-            if (w.n_segments > 1) {
-                few_chain<N>(p, g, w, weights, rows, wg, releases);
-                few_add<N>(c, p);
-            }
-            if constexpr (N <= 32) { /* wider, registers do not suffice for two blocks at once */
-                if (w.n_segments > 2) {
-                    few_chain<N>(p, g, w, weights, rows, wg, releases);
-                    few_chain<N>(q, g, w, weights, rows, wg, releases);
-                    few_add<N>(p, q);
-                    few_add<N>(c, p);
-                }
-            }
+            if (g.stage_blocks == 2)
+                few_tree<N, 2>(c, g, w, weights, rows, wg, releases);
+            else
+                few_tree<N, 1>(c, g, w, weights, rows, wg, releases);
             sm90_wait_previous(); /* who added to `out` before us is done; it is, as x has come */
             if (g.n_ranks == 1) few_store<N>(c, g, t, warp);
         }

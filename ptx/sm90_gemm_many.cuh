@@ -112,13 +112,15 @@ DEVICE void many_chain(float (&c)[N / 2], u32 n_blocks, u32 ring, u32 full, u32 
     sm90_pin(c);
     for (u32 b = 0; b < n_blocks; b++) {
         const u32 at = ring + stage.index * shared::stage_bytes;
-        const u64 x = sm90_descriptor(at + wg * (X_BYTES / 2), 16, 1024);
-        const u64 w = sm90_descriptor(at + X_BYTES, 16, 1024);
+        const u32 x = sm90_descriptor_low(at + wg * (X_BYTES / 2), 16);
+        const u32 w = sm90_descriptor_low(at + X_BYTES, 16);
 
         sm90_barrier_wait(full + 8 * stage.index, stage.parity);
         sm90_wgmma_fence();
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) sm90_wgmma<N>::run(c, x + 2 * k, w + 2 * k, (b | k) != 0);
+        for (u32 k = 0; k < 4; k++)
+            sm90_wgmma<N>::run(c, sm90_descriptor(x + 2 * k, 1024),
+                               sm90_descriptor(w + 2 * k, 1024), k || b);
         sm90_wgmma_commit();
         /* The stage before has been read; this one may still be. */
         sm90_wgmma_wait<1>();

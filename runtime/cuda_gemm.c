@@ -16,7 +16,6 @@ enum {
     COPY_THREADS = 64,      /* of sm90_gemm_bf16_few* */
     RING_BYTES = 108 << 10, /* two kernels' rings share a multiprocessor, so they overlap */
     RING_BYTES_ALONE = 200 << 10, /* where registers leave room for one anyway */
-    STAGE_BYTES = 16 << 10,       /* longer copies gain nothing, shorter ones cost */
     ALIGN_BYTES = 1024,
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
     PART_PAD = 4, /* as in sm90_gemm_few.cuh */
@@ -218,17 +217,17 @@ static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t 
         "a map of activations", e);
 }
 
-/* Stages of both rings; from n_rows of x on, those of x are what is large. */
+/* Stages of both rings. */
 static void plan_rings(struct sm90_gemm *p, uint32_t width) {
     const uint32_t budget = width > 64 ? RING_BYTES_ALONE : RING_BYTES;
     const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
     const uint32_t row_bytes = width <= 16  ? 16 << 10
-                               : width > 64 ? 64 << 10
-                               : width > 32 ? (p->tile > 64 ? 32 << 10 : 40 << 10)
+                               : width > 64 ? 96 << 10
+                               : width > 32 ? (p->tile > 64 ? 32 << 10 : 48 << 10)
                                             : (p->tile > 64 ? 24 << 10 : 32 << 10);
-    uint32_t n_blocks = min_u32(STAGE_BYTES / weight_block, STAGE_BYTES / row_block);
+    const bool two = p->n_blocks / p->segments % 2 == 0 && (p->tile <= 64 || width > 64);
 
-    p->stage_blocks = max_u32(1, min_u32(n_blocks, p->n_blocks / p->segments));
+    p->stage_blocks = two ? 2 : 1;
     p->n_row_stages = max_u32(2, min_u32(8, row_bytes / (row_block * p->stage_blocks)));
     p->n_weight_stages =
         min_u32(SM90_GEMM_STAGES_MAX, (budget - p->n_row_stages * row_block * p->stage_blocks) /
