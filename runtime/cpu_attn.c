@@ -243,7 +243,8 @@ static void scores(const struct cpu_attn *a, struct scratch *s, const struct blo
 static void weigh(const struct cpu_attn *a, struct scratch *s, struct part *part,
                   const struct block *b, uint32_t row) {
     const float *score = s->scores[row];
-    const uint32_t n_keys = b->n_keys[row];
+    const uint32_t n_keys = b->n_keys[row], n_last = b->n_keys[b->ch->n - 1];
+    const uint32_t n_all = (n_last + CPU_GROUP - 1) / CPU_GROUP * CPU_GROUP;
     float top = score[0], m, scale;
 
     for (uint32_t i = 1; i < n_keys; i++) top = num_max(top, score[i]);
@@ -255,8 +256,9 @@ static void weigh(const struct cpu_attn *a, struct scratch *s, struct part *part
         for (uint32_t i = 0; i < a->head_dim; i++) part->o[row][i] *= scale;
 
     a->code->weigh(score, (n_keys + CPU_LANES - 1) / CPU_LANES * CPU_LANES, a->c, m, s->p[row]);
-    memset(s->p[row] + n_keys, 0, (BLOCK - n_keys) * sizeof(uint16_t));
-    a->code->spread(s->p[row], BLOCK, s->p_values[row], s->p_exponents[row], s->p_kinds[row]);
+    /* No group past the last row's keys is looked at. */
+    memset(s->p[row] + n_keys, 0, (n_all - n_keys) * sizeof(uint16_t));
+    a->code->spread(s->p[row], n_all, s->p_values[row], s->p_exponents[row], s->p_kinds[row]);
 }
 
 /* l = chain(l, P, 1.0): the weights are the other operand, a row a lane. */
@@ -414,6 +416,12 @@ static void item_whole(void *ctx, uint32_t pair, uint32_t thread) {
     struct scratch *s = &a->scratch[thread];
 
     load_queries(a, s, ch, kv_head);
+    if (last_position(a, ch) < a->split_keys) {
+        /* Folding one split onto the start multiplies by 1 and adds +0. */
+        attend_split(a, s, &s->part, ch, kv_head, 0);
+        finish(a, &s->part, ch, kv_head);
+        return;
+    }
     start_total(a, &s->total, ch->n);
     for (uint32_t split = 0; split <= last_position(a, ch) / a->split_keys; split++) {
         attend_split(a, s, &s->part, ch, kv_head, split);

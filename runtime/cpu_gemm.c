@@ -4,6 +4,7 @@
 
 #include "runtime/assert.h"
 #include "runtime/cpu_pool.h"
+#include "runtime/cpu_row.h"
 #include "runtime/ex2.h"
 #include "runtime/mma.h"
 #include "runtime/num.h"
@@ -13,8 +14,9 @@ enum {
     E_MIN = -101,
     E_MAX = 121,
     MAGNITUDE_MAX = 0x7bffffff, /* of a sum of 17 that is known to fit 32 bits */
-    ITEMS_PER_THREAD = 8,       /* a late thread costs at most one of them */
-    ITEM_STEPS_MIN = 1 << 8,    /* of 16 x 8; less is not worth a turn */
+    ITEMS_PER_THREAD = 16,      /* a late thread costs at most one of them */
+    ITEM_STEPS_MIN = 1 << 7,    /* of 16 x 8; less is not worth a turn */
+    ITEM_STEPS_MAX = 1 << 10,   /* unless that is less than blocks at once have */
     ROWS_AT_ONCE = 4,
     BLOCKS_AT_ONCE = 4, /* even: a block of gate stays with its block of up */
 };
@@ -155,6 +157,9 @@ const struct cpu_code cpu_code_portable = {
     .spread = spread,
     .chain = chain,
     .weigh = weigh,
+    .norm = cpu_row_norm,
+    .round = cpu_row_round,
+    .add = cpu_row_add,
 };
 
 const struct cpu_code *cpu_code_best(void) {
@@ -281,7 +286,10 @@ void cpu_gemm(struct cpu_pool *pool, const struct cpu_code *code, const struct c
 
     ASSERT(x->n_k == m->n_k && segments <= SCHEDULE_SEGMENTS_MAX);
     if (n_rows == 0) return;
+    if (blocks * block_steps > ITEM_STEPS_MAX) blocks = ITEM_STEPS_MAX / block_steps;
     if (blocks * block_steps < ITEM_STEPS_MIN) blocks = ITEM_STEPS_MIN / block_steps;
-    g.item_blocks = (uint32_t)((blocks + BLOCKS_AT_ONCE - 1) / BLOCKS_AT_ONCE * BLOCKS_AT_ONCE);
+    /* Rounded down: an item more is cheaper than an uneven end. */
+    g.item_blocks = (uint32_t)(blocks / BLOCKS_AT_ONCE * BLOCKS_AT_ONCE);
+    if (g.item_blocks == 0) g.item_blocks = BLOCKS_AT_ONCE;
     cpu_pool_run(pool, (m->n_blocks + g.item_blocks - 1) / g.item_blocks, item, &g);
 }

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "runtime/cpu_row.h"
 #include "runtime/ex2.h"
 
 #define AVX2 __attribute__((target("avx2,fma")))
@@ -300,6 +301,9 @@ const struct cpu_code cpu_code_avx2 = {
     .spread = spread,
     .chain = chain,
     .weigh = weigh,
+    .norm = cpu_row_norm_avx2,
+    .round = cpu_row_round_avx2,
+    .add = cpu_row_add_avx2,
 };
 
 #endif

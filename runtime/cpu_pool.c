@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -17,9 +16,9 @@
 #include "runtime/err.h"
 
 enum {
-    SPIN_NS = 40000,  /* the longest pause within a step is shorter */
-    SPIN_CHECK = 64,  /* looks between two readings of the clock */
-    YIELD_NS = 50000, /* an item's thread may have lost its processor: leave ours to it */
+    SPIN_NS = 20000, /* the longest pause within a step is shorter */
+    SPIN_CHECK = 64, /* looks between two readings of the clock */
+    WAIT_NS = 30000, /* an item's thread may have lost its processor: leave ours to it */
 };
 
 /* What a thread is told when it starts. */
@@ -33,6 +32,7 @@ struct start {
 struct cpu_pool {
     _Alignas(64) _Atomic uint64_t job; /* number << 32 | unclaimed */
     _Alignas(64) _Atomic uint32_t n_done;
+    atomic_bool waiting;                /* for the last item, asleep */
     _Alignas(64) _Atomic uint32_t bell; /* counts jobs, for who sleeps */
     _Atomic uint32_t n_sleeping;
     atomic_bool closing;
@@ -60,6 +60,10 @@ static void relax(void) {
 #endif
 }
 
+static void wake(_Atomic uint32_t *at) {
+    syscall(SYS_futex, at, FUTEX_WAKE_PRIVATE, CPU_POOL_THREADS_MAX, NULL, NULL, 0);
+}
+
 /* Works until nothing of the current job is left. */
 static void work(struct cpu_pool *p, uint32_t thread) {
     uint64_t job = atomic_load_explicit(&p->job, memory_order_acquire);
@@ -69,23 +73,27 @@ static void work(struct cpu_pool *p, uint32_t thread) {
                                                    memory_order_acquire))
             continue;
         p->fn(p->ctx, p->n_items - (uint32_t)job, thread);
-        atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release);
+        /* Counted before the look at `waiting`, which is set before the count is looked at. */
+        atomic_fetch_add(&p->n_done, 1);
+        if (thread > 0 && atomic_load(&p->waiting)) wake(&p->n_done);
         job = atomic_load_explicit(&p->job, memory_order_acquire);
     }
+}
+
+static void sleep_while(_Atomic uint32_t *at, uint32_t value) {
+    syscall(SYS_futex, at, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
 
 static void sleep_until_rung(struct cpu_pool *p, uint32_t bell) {
     atomic_fetch_add(&p->n_sleeping, 1);
     /* The kernel compares again: a bell rung since is not slept through. */
-    while (atomic_load(&p->bell) == bell && !atomic_load(&p->closing))
-        syscall(SYS_futex, &p->bell, FUTEX_WAIT_PRIVATE, bell, NULL, NULL, 0);
+    while (atomic_load(&p->bell) == bell && !atomic_load(&p->closing)) sleep_while(&p->bell, bell);
     atomic_fetch_sub(&p->n_sleeping, 1);
 }
 
 static void ring(struct cpu_pool *p) {
     atomic_fetch_add(&p->bell, 1);
-    if (atomic_load(&p->n_sleeping))
-        syscall(SYS_futex, &p->bell, FUTEX_WAKE_PRIVATE, CPU_POOL_THREADS_MAX, NULL, NULL, 0);
+    if (atomic_load(&p->n_sleeping)) wake(&p->bell);
 }
 
 static void *thread_main(void *arg) {
@@ -157,9 +165,29 @@ uint32_t cpu_pool_threads(const struct cpu_pool *pool) {
     return pool->n_threads;
 }
 
+/* Others have claimed what is not done.  A thread that keeps its processor is done soon; for one
+ * that has lost it we sleep, not yield: an idle processor takes it over from the one where it
+ * queues. */
+static void wait_done(struct cpu_pool *p, uint32_t n_items) {
+    uint64_t since = 0;
+    uint32_t n;
+
+    for (uint32_t look = 1; atomic_load_explicit(&p->n_done, memory_order_acquire) < n_items;
+         look++) {
+        relax();
+        if (look % SPIN_CHECK) continue;
+        if (since == 0) {
+            since = now_ns();
+        } else if (now_ns() - since > WAIT_NS) {
+            atomic_store(&p->waiting, true);
+            while ((n = atomic_load(&p->n_done)) < n_items) sleep_while(&p->n_done, n);
+            atomic_store(&p->waiting, false);
+        }
+    }
+}
+
 void cpu_pool_run(struct cpu_pool *p, uint32_t n_items, cpu_pool_item *fn, void *ctx) {
     uint64_t number = atomic_load_explicit(&p->job, memory_order_relaxed) >> 32;
-    uint64_t since;
 
     /* Nothing to share: not worth waking anybody. */
     if (n_items == 1 || p->n_threads == 1) {
@@ -175,14 +203,5 @@ void cpu_pool_run(struct cpu_pool *p, uint32_t n_items, cpu_pool_item *fn, void 
     ring(p);
 
     work(p, 0);
-    since = 0;
-    for (uint32_t look = 1; atomic_load_explicit(&p->n_done, memory_order_acquire) < n_items;
-         look++) {
-        relax();
-        if (look % SPIN_CHECK) continue;
-        if (since == 0)
-            since = now_ns();
-        else if (now_ns() - since > YIELD_NS)
-            sched_yield();
-    }
+    wait_done(p, n_items);
 }

@@ -33,6 +33,15 @@ void cpu_row_norm(const uint16_t *x, const uint16_t *w, uint32_t n, float eps, u
     }
 }
 
+void cpu_row_round(const float *y, uint32_t n, uint16_t *out) {
+    for (uint32_t i = 0; i < n; i++) out[i] = num_to_bf16(y[i]);
+}
+
+void cpu_row_add(uint16_t *x, const float *y, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = num_to_bf16(num_from_bf16(x[i]) + num_from_bf16(num_to_bf16(y[i])));
+}
+
 void cpu_row_rotate(uint16_t *head, uint32_t head_dim, const uint16_t *cos, const uint16_t *sin) {
     for (uint32_t i = 0; i < head_dim / 2; i++) {
         float low = num_from_bf16(head[i]), high = num_from_bf16(head[i + head_dim / 2]);

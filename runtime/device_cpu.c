@@ -93,7 +93,7 @@ static void make_ready(const struct stage *s, uint32_t i, const uint16_t *row, u
     if (s->norm) {
         struct cpu_local *l = &d->locals[thread];
 
-        cpu_row_norm(row, s->norm, n, d->model.rms_eps, s->norm_run, l->squares, l->row);
+        d->code->norm(row, s->norm, n, d->model.rms_eps, s->norm_run, l->squares, l->row);
         row = l->row;
     }
     d->code->spread(row, n, d->panel.values + (size_t)i * n,
@@ -130,7 +130,7 @@ static void out_qkv(void *ctx, uint32_t row, uint32_t block, uint32_t n_blocks, 
     const struct stage *s = ctx;
     uint16_t *to = s->d->qkv + (size_t)(s->first + row) * s->d->qkv_width + block * CPU_LANES;
 
-    for (uint32_t i = 0; i < n_blocks * CPU_LANES; i++) to[i] = num_to_bf16(y[i]);
+    s->d->code->round(y, n_blocks * CPU_LANES, to);
 }
 
 /* Rotates q and k, and stores k and v. */
@@ -189,8 +189,7 @@ static void out_residual(void *ctx, uint32_t row, uint32_t block, uint32_t n_blo
     const struct stage *s = ctx;
     uint16_t *x = s->d->x + (size_t)(s->first + row) * s->d->model.hidden + block * CPU_LANES;
 
-    for (uint32_t i = 0; i < n_blocks * CPU_LANES; i++)
-        x[i] = num_to_bf16(num_from_bf16(x[i]) + num_from_bf16(num_to_bf16(y[i])));
+    s->d->code->add(x, y, n_blocks * CPU_LANES);
 }
 
 static int attn_out(struct device *dev, uint32_t layer, const struct schedule *sch, struct err *e) {
@@ -209,12 +208,14 @@ static void out_gated(void *ctx, uint32_t row, uint32_t block, uint32_t n_blocks
         s->d->h + (size_t)(s->first + row) * s->d->model.intermediate + block / 2 * CPU_LANES;
 
     ASSERT(block % 2 == 0 && n_blocks % 2 == 0);
-    for (uint32_t i = 0; i < n_blocks / 2 * CPU_LANES; i++) {
-        const float *pair = y + i / CPU_LANES * 2 * CPU_LANES + i % CPU_LANES;
-        float gate = num_from_bf16(s->d->silu[num_to_bf16(pair[0])]);
-        float up = num_from_bf16(num_to_bf16(pair[CPU_LANES]));
+    for (uint32_t b = 0; b < n_blocks; b += 2, y += 2 * CPU_LANES, h += CPU_LANES) {
+        uint16_t pair[2 * CPU_LANES];
+        float product[CPU_LANES];
 
-        h[i] = num_to_bf16(gate * up);
+        s->d->code->round(y, 2 * CPU_LANES, pair);
+        for (uint32_t i = 0; i < CPU_LANES; i++)
+            product[i] = num_from_bf16(s->d->silu[pair[i]]) * num_from_bf16(pair[CPU_LANES + i]);
+        s->d->code->round(product, CPU_LANES, h);
     }
 }
 

@@ -1,5 +1,6 @@
 /* Chains and products of the CPU twin, vector code and plain, against mma_step: the card's vectors,
- * hostile values, every shape of tile, every number of segments and threads. */
+ * hostile values, every shape of tile, every number of segments and threads; what happens to a row
+ * between products, vector code against plain; and the pool. */
 #include "runtime/cpu_gemm.h"
 
 #include <math.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <unistd.h>
 
 #include "runtime/cpu_pool.h"
 #include "runtime/mma.h"
@@ -389,11 +391,47 @@ static void test_weigh(void **state) {
     }
 }
 
+/* Lengths around vectors and odd trees, each flavour of values, any bits of what is rounded. */
+static void test_rows(void **state) {
+    enum { N_MAX = 600 };
+    static const uint32_t lengths[] = {1, 7, 8, 15, 16, 24, 40, 64, 72, 136, 576, 592, N_MAX};
+    static uint16_t x[N_MAX], w[N_MAX], out[2][3][N_MAX];
+    static float y[N_MAX], squares[N_MAX];
+
+    (void)state;
+    if (n_codes < 2) skip();
+    for (uint32_t round = 0; round < 40 * N_FLAVOURS; round++) {
+        for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++) {
+            const uint32_t n = lengths[l], run = round % 3 ? 1 : 1 + next() % 40;
+
+            for (uint32_t i = 0; i < n; i++) {
+                x[i] = value((enum flavour)(round % N_FLAVOURS));
+                w[i] = value(NORMAL);
+                y[i] = num_from_bits(next() % 4 ? next() : next() << 16 | 0x8000);
+            }
+            for (size_t c = 0; c < 2; c++) {
+                codes[c]->norm(x, w, n, 1e-5f, run, squares, out[c][0]);
+                codes[c]->round(y, n, out[c][1]);
+                memcpy(out[c][2], x, sizeof(x));
+                codes[c]->add(out[c][2], y, n);
+            }
+            for (int k = 0; k < 3; k++)
+                assert_memory_equal(out[0][k], out[1][k], n * sizeof(uint16_t));
+        }
+    }
+}
+
 static void count(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t *n = ctx;
 
     assert_true(thread < 3);
     __atomic_fetch_add(&n[item], 1, __ATOMIC_RELAXED);
+}
+
+/* Long items: who has none left sleeps until they are done. */
+static void count_slowly(void *ctx, uint32_t item, uint32_t thread) {
+    usleep(300 + item * 100);
+    count(ctx, item, thread);
 }
 
 static void test_pool(void **state) {
@@ -407,6 +445,12 @@ static void test_pool(void **state) {
         cpu_pool_run(pool, n_items, count, n);
         for (uint32_t i = 0; i < 64; i++) assert_int_equal(n[i], i < n_items);
     }
+    for (uint32_t round = 0; round < 100; round++) {
+        uint32_t n[4] = {0}, n_items = 2 + round % 3;
+
+        cpu_pool_run(pool, n_items, count_slowly, n);
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(n[i], i < n_items);
+    }
     cpu_pool_close(pool);
     cpu_pool_close(NULL);
 }
@@ -415,7 +459,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_card),  cmocka_unit_test(test_hostile),
         cmocka_unit_test(test_edges), cmocka_unit_test(test_products),
-        cmocka_unit_test(test_weigh), cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_weigh), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_pool),
     };
 
     codes[n_codes++] = &cpu_code_portable;

@@ -619,6 +619,44 @@ static void test_refused(void **state) {
     }
 }
 
+/* What settings may ask for and the twin does not do: told before anything is taken. */
+static void test_limits(void **state) {
+    static const struct {
+        const char *why;
+        size_t off; /* in struct device_limits */
+        uint32_t value;
+        int want;
+    } limit_cases[] = {
+        {"no rows", offsetof(struct device_limits, n_rows), 0, -ENOTSUP},
+        {"as many rows as there may be", offsetof(struct device_limits, n_rows), DEVICE_ROWS_MAX,
+         0},
+        {"a row too many", offsetof(struct device_limits, n_rows), DEVICE_ROWS_MAX + 1, -ENOTSUP},
+        {"no sequences", offsetof(struct device_limits, n_seqs), 0, -ENOTSUP},
+        {"no pages", offsetof(struct device_limits, n_pages), 0, -ENOTSUP},
+        {"no page lists", offsetof(struct device_limits, n_seq_pages), 0, -ENOTSUP},
+        {"no wants", offsetof(struct device_limits, n_wants), 0, -ENOTSUP},
+        {"no rows of logits", offsetof(struct device_limits, n_logit_rows), 0, -ENOTSUP},
+        {"no positions", offsetof(struct device_limits, n_positions), 0, -ENOTSUP},
+    };
+    const struct device_cpu_options options = {.n_threads = 1};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(limit_cases) / sizeof(limit_cases[0]); i++) {
+        struct weights *w = made_up_weights(&cases[0].m, false);
+        struct device_limits l = limits;
+        struct err e = {""};
+        struct device *dev;
+        int r;
+
+        memcpy((char *)&l + limit_cases[i].off, &limit_cases[i].value, sizeof(uint32_t));
+        assert_int_equal(device_cpu_open(&options, &dev, &e), 0);
+        r = dev->ops->load(dev, &cases[0].m, w, &l, &e);
+        if (r != limit_cases[i].want) fail_msg("%s: %d, %s", limit_cases[i].why, r, e.text);
+        dev->ops->close(dev);
+        weights_close(w);
+    }
+}
+
 /* The factor of the scores, by its bits as SPEC 2.7 has them: twin and reference compute it. */
 static void test_factor(void **state) {
     (void)state;
@@ -660,7 +698,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_models),        cmocka_unit_test(test_verse),
         cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_describe),      cmocka_unit_test(test_factor),
+        cmocka_unit_test(test_limits),        cmocka_unit_test(test_describe),
+        cmocka_unit_test(test_factor),
     };
 
     return cmocka_run_group_tests_name("device_cpu", tests, make_folder, remove_folder);
