@@ -24,16 +24,19 @@ $(BUILD)/llm42d.a: $(kernel_objects)
 # runtime/num.h with the C files; it leaves line marks, so errors name our own lines.
 $(BUILD)/ptx/%.image: ptx/%.ptx
 	@mkdir -p $(@D)
-	$(Q)$(CC) -E -undef -nostdinc -x assembler-with-cpp -I. -MMD -MP -MT $@ -MF $(@:.image=.d) $< -o $@.ptx
+	$(Q)$(CC) -E -undef -nostdinc -x assembler-with-cpp -I. -MMD -MP -MT $@ -MF $(@D)/$(<F).dep $< -o $@.ptx
 	$(Q)$(PTXAS) -v --warning-as-error -arch=$(SM) $@.ptx -o $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
 
 $(BUILD)/ptx/%.image: ptx/%.cu
 	@mkdir -p $(@D)
-	$(Q)$(CC) -E -undef -nostdinc -D__CUDACC_RTC__ -x c++ -I. -MMD -MP -MT $@ -MF $(@:.image=.d) $< -o $@
+	$(Q)$(CC) -E -undef -nostdinc -D__CUDACC_RTC__ -x c++ -I. -MMD -MP -MT $@ -MF $(@D)/$(<F).dep $< -o $@
 	$(Q)printf '\0' >> $@
 
 $(BUILD)/ptx/%.o: $(BUILD)/ptx/%.image
 	$(Q)cd $(@D) && $(LD) -r -b binary -z noexecstack $(<F) -o $(@F)
+
+# Of the sources that are: one that went leaves no rule behind.
+-include $(kernel_sources:ptx/%=$(BUILD)/ptx/%.dep)
 
 # Rewritten only where it changes: a kernel that comes or goes.
 $(BUILD)/ptx/kernels_table.c: FORCE

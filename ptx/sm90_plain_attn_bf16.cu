@@ -1,16 +1,16 @@
-// sm90_plain_attn_bf16 - attention of a row's query heads over paged keys (SPEC 2.7); short and
-// slow, for tests.
+// sm90_plain_attn_bf16 - attention of a row's query heads over paged keys (SPEC 2.7), heads of any
+// multiple of 16 up to 256; short and slow, for models whose heads the fast kernels do not know.
 //
 //   out       bf16 [rows][n_heads head_dim]
 //   qkv       bf16 [rows][(n_heads + 2 n_kv_heads) head_dim], q rotated
-//   keys, values  bf16 of one layer, as ptx/sm90_plain_kv.h says
+//   kv        the pages of one layer, laid out as ptx/sm90_attn.h and sm90_kv.h say
 //   flagged   u8 [rows], set to 1 where SPEC 2.7.5 says so, else left
 //   grid      (rows, n_kv_heads, ceil(n_heads / n_kv_heads / 8))      block (128, 1, 1)
 //   shared    7 KB
 //   rounding  bit-exact
 //   bound by  latency of loads
 #include "ptx/sm90_batch.h"
-#include "ptx/sm90_plain_kv.h"
+#include "ptx/sm90_kv.h"
 #include "ptx/sm90_plain_mma.h"
 #include "runtime/num.h"
 
@@ -23,9 +23,10 @@ struct place {
     unsigned kv_head, n_kv_heads, dim;
 };
 
-static __device__ inline size_t key_at(const place &p, unsigned position) {
-    return kv_page(p.pages[position / KV_PAGE], p.kv_head, p.n_kv_heads, p.dim) +
-           kv_at(position % KV_PAGE, 0, p.dim);
+// Where the keys, or the values, of the position's page start.
+static __device__ inline size_t page_at(const place &p, unsigned position, unsigned value) {
+    return SM90_ATTN_PAGE_AT(p.pages[position / SM90_ATTN_PAGE], p.kv_head, value, p.n_kv_heads,
+                             p.dim);
 }
 
 // 2^d for d <= 0; what is no number too comes to +0, its row is flagged anyway.
@@ -42,8 +43,7 @@ static __device__ inline unsigned short weight(float x) {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     sm90_plain_attn_bf16(unsigned short *__restrict__ out, const unsigned short *__restrict__ qkv,
-                         const unsigned short *__restrict__ keys,
-                         const unsigned short *__restrict__ values,
+                         const unsigned short *__restrict__ kv,
                          const batch_row *__restrict__ rows, const unsigned *__restrict__ pages,
                          unsigned n_seq_pages, unsigned n_heads, unsigned n_kv_heads, unsigned dim,
                          unsigned split_keys, float c, unsigned char *__restrict__ flagged) {
@@ -83,13 +83,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             for (unsigned tile = warp * 2; tile < warp * 2 + 2; tile++) {
                 const unsigned key = tile * 16 + g;
                 const bool has_low = key < n_here, has_high = key + 8 < n_here;
-                const size_t low = has_low ? key_at(where, start + key) : 0;
-                const size_t high = has_high ? key_at(where, start + key + 8) : 0;
+                const unsigned short *low = has_low ? kv + page_at(where, start + key, 0) : kv;
+                const unsigned short *high =
+                    has_high ? kv + page_at(where, start + key + 8, 0) : kv;
+                const unsigned slot = (start + key) % SM90_ATTN_PAGE;
                 float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
                 for (unsigned i = 4 * t; i < dim; i += 16)
-                    mma(s, has_low ? *(const uint2 *)(keys + low + i) : none,
-                        has_high ? *(const uint2 *)(keys + high + i) : none,
+                    mma(s, has_low ? *(const uint2 *)(low + SM90_KV_AT(slot, i, dim)) : none,
+                        has_high ? *(const uint2 *)(high + SM90_KV_AT(slot + 8, i, dim)) : none,
                         g < n ? *(const uint2 *)(q + g * dim + i) : none);
                 scores[2 * t][key] = s[0];
                 scores[2 * t + 1][key] = s[1];
@@ -143,10 +145,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                         const unsigned key = k + 4 * t + j;
                         const bool is_key = key < n_here;
                         const unsigned short *from =
-                            values + (is_key ? key_at(where, start + key) : 0) + tile * 16 + g;
+                            is_key ? kv + page_at(where, start + key, 1) : kv;
+                        const unsigned slot = (start + key) % SM90_ATTN_PAGE, d = tile * 16 + g;
 
-                        v[0][j] = is_key ? from[0] : 0;
-                        v[1][j] = is_key ? from[8] : 0;
+                        v[0][j] = is_key ? from[SM90_KV_AT(slot, d, dim)] : 0;
+                        v[1][j] = is_key ? from[SM90_KV_AT(slot, d + 8, dim)] : 0;
                     }
                     mma(o[i],
                         make_uint2(v[0][0] | (unsigned)v[0][1] << 16,

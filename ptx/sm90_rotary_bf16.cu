@@ -1,7 +1,7 @@
 // sm90_rotary_bf16 - rotates q and k of a row in place and stores k and v in its page (SPEC 2.6).
 //
 //   qkv       bf16 [gridDim.x][(n_heads + 2 n_kv_heads) head_dim]
-//   keys, values  bf16 of one layer, laid out as ptx/sm90_plain_kv.h says
+//   kv        the pages of one layer, laid out as ptx/sm90_attn.h and sm90_kv.h say
 //   cos, sin  bf16 [.][head_dim / 2]
 //   pages     u32 [.][n_seq_pages]
 //   grid      (rows, 1, 1)      block (256, 1, 1)
@@ -9,14 +9,13 @@
 //   rounding  bit-exact: products exact, one addition rounded, then bf16
 //   bound by  latency: three dependent reads of global memory
 #include "ptx/sm90_batch.h"
-#include "ptx/sm90_plain_kv.h"
+#include "ptx/sm90_kv.h"
 #include "runtime/num.h"
 
 enum { THREADS = 256 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sm90_rotary_bf16(unsigned short *qkv, unsigned short *__restrict__ keys,
-                     unsigned short *__restrict__ values, const unsigned short *__restrict__ cos,
+    sm90_rotary_bf16(unsigned short *qkv, unsigned short *__restrict__ kv, const unsigned short *__restrict__ cos,
                      const unsigned short *__restrict__ sin, const batch_row *__restrict__ rows,
                      const unsigned *__restrict__ pages, unsigned n_seq_pages, unsigned n_heads,
                      unsigned n_kv_heads, unsigned dim) {
@@ -26,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     unsigned page, slot;
 
     if (row.seq == BATCH_NO_SEQ) return;
-    page = pages[(size_t)row.seq * n_seq_pages + row.position / KV_PAGE];
-    slot = row.position % KV_PAGE;
+    page = pages[(size_t)row.seq * n_seq_pages + row.position / SM90_ATTN_PAGE];
+    slot = row.position % SM90_ATTN_PAGE;
 
     // a pair of a head a turn; the k heads come after the q heads
     for (unsigned i = threadIdx.x; i < n_rotated; i += THREADS) {
@@ -42,13 +41,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         at[head * dim + j] = r_low;
         at[head * dim + j + half] = r_high;
         if (head >= n_heads) {
-            unsigned short *to = keys + kv_page(page, head - n_heads, n_kv_heads, dim);
+            unsigned short *to =
+                kv + SM90_ATTN_PAGE_AT(page, head - n_heads, 0, n_kv_heads, dim);
 
-            to[kv_at(slot, j, dim)] = r_low;
-            to[kv_at(slot, j + half, dim)] = r_high;
+            to[SM90_KV_AT(slot, j, dim)] = r_low;
+            to[SM90_KV_AT(slot, j + half, dim)] = r_high;
         }
     }
     for (unsigned i = threadIdx.x; i < n_kv_heads * dim; i += THREADS)
-        values[kv_page(page, i / dim, n_kv_heads, dim) + kv_at(slot, i % dim, dim)] =
+        kv[SM90_ATTN_PAGE_AT(page, i / dim, 1, n_kv_heads, dim) + SM90_KV_AT(slot, i % dim, dim)] =
             at[(n_heads + n_kv_heads) * dim + i];
 }

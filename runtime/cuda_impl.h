@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "runtime/cuda_attn.h"
 #include "runtime/cuda_driver.h"
 #include "runtime/cuda_gemm.h"
 #include "runtime/cuda_memory.h"
@@ -32,7 +33,7 @@ struct cuda_layer {
 
 /* The kernels; one entry each. */
 struct cuda_entries {
-    CUfunction embed, norm, rotary, lse, sample, plain_attn;
+    CUfunction embed, norm, norm_wide, rotary, lse, sample, plain_attn;
 };
 
 /* A stage that was asked for and not launched yet. */
@@ -54,8 +55,9 @@ struct cuda_op {
     struct schedule s; /* its padding is zero: ops are compared as bytes */
 };
 
-/* Whole steps as they were recorded: by rows, and by the stages asked for. */
+/* Whole steps as they were recorded: by rows, attention's plan, and the stages asked for. */
 struct cuda_graph {
+    struct cuda_attn_plan plan;
     uint32_t n_rows, n_ops; /* n_rows 0: none */
     struct cuda_op *ops;    /* [n_ops_max] */
     CUgraphExec exec;
@@ -74,6 +76,7 @@ struct cuda_device {
     struct device_cuda_options options;
     struct cuda_driver *driver;
     struct cuda_gemm *gemm;
+    struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */
     struct cuda_entries entries;
 
     struct model model;
@@ -87,11 +90,11 @@ struct cuda_device {
 
     struct cuda_layer *layers; /* [n_layers] */
     struct cuda_gemm_weight head;
-    CUdeviceptr norm_final;   /* bf16 [hidden] */
-    CUdeviceptr embed;        /* bf16 [vocab][hidden], as it stands in the file */
-    CUdeviceptr keys, values; /* bf16 [n_layers][n_pages][n_kv_heads][64][head_dim] */
-    uint64_t layer_bytes;     /* of keys, or of values, of one layer */
-    CUdeviceptr cos, sin;     /* bf16 [n_positions][head_dim / 2] */
+    CUdeviceptr norm_final;           /* bf16 [hidden] */
+    CUdeviceptr embed;                /* bf16 [vocab][hidden], as it stands in the file */
+    CUdeviceptr pages;                /* [n_layers][n_pages] as ptx/sm90_attn.h and sm90_kv.h say */
+    uint64_t page_bytes, layer_bytes; /* of one layer */
+    CUdeviceptr cos, sin;             /* bf16 [n_positions][head_dim / 2] */
 
     CUdeviceptr x;        /* bf16 [n_rows][hidden] */
     CUdeviceptr normed;   /* bf16 [n_rows or n_logit_rows][hidden] */
@@ -101,20 +104,24 @@ struct cuda_device {
     CUdeviceptr logits;   /* f32 [n_logit_rows][logits_stride] */
     CUdeviceptr weighed;  /* f32 [n_logit_rows][logits_stride] */
     CUdeviceptr chunks;   /* [n_logit_rows][n_chunks] */
-    CUdeviceptr staging;  /* of weights on their way, staging_bytes */
+    CUdeviceptr attn_work;
+    CUdeviceptr staging; /* of weights on their way, staging_bytes */
     uint64_t staging_bytes;
 
-    /* A step's upload, one block: rows, wants, page tables.  And the same, pinned, on the host. */
+    /* A step's upload, one block: rows, wants, attention's tiles, page tables.  And the same, pinned, on the host. */
     CUdeviceptr batch;
     char *h_batch;
-    size_t wants_off, pages_off, batch_bytes;
+    size_t wants_off, tiles_off, pages_off, batch_bytes;
     /* What comes back, one block: flags of rows, results. */
     CUdeviceptr back;
     char *h_back;
     size_t results_off, back_bytes;
 
-    uint32_t n_rows, n_wants; /* of the step */
-    uint32_t n_launch;        /* rows that kernels are launched for, n_rows or its bucket */
+    uint32_t n_rows, n_wants;     /* of the step */
+    uint32_t n_launch;            /* rows that kernels are launched for, n_rows or its bucket */
+    struct cuda_attn_plan plan;   /* of attention, its tiles rounded up to buckets */
+    struct sm90_attn_tile *tiles; /* [n_rows], of the plan as it is */
+    uint16_t *h_page;             /* keys and values of a page and head, for tests */
     struct cuda_queue queue;
     struct device_result *out_results;
     uint8_t *out_flagged;
@@ -133,7 +140,8 @@ int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e);
 /* cuda_queue.c: stages wait until a step is whole, and run as a graph where one fits. */
 int cuda_queue_open(struct cuda_device *d, struct err *e);
 void cuda_queue_close(struct cuda_device *d);
-uint32_t cuda_queue_bucket(uint32_t n); /* n rounded up to what graphs are made for */
+uint32_t cuda_queue_bucket(uint32_t n);     /* n rounded up to what graphs are made for */
+uint32_t cuda_queue_power(uint64_t n_keys); /* likewise of keys, powers of two */
 /* `n` of wanted rows; s may be NULL. */
 int cuda_queue_push(struct cuda_device *d, enum cuda_op_kind kind, uint32_t at, uint32_t n,
                     const struct schedule *s, struct err *e);

@@ -19,15 +19,11 @@ static size_t align(size_t n_bytes) {
 
 static int take_kv(struct cuda_device *d, struct err *e) {
     const uint64_t n_pages = (uint64_t)d->model.n_layers * d->limits.n_pages;
-    const uint64_t n_values = (uint64_t)d->kv_width * DEVICE_PAGE_TOKENS;
-    int r;
 
-    d->layer_bytes = d->limits.n_pages * n_values * sizeof(uint16_t);
-    r = cuda_memory_take(&d->memory, CUDA_MEMORY_KV, "keys", n_pages, n_values, sizeof(uint16_t),
-                         &d->keys, e);
-    if (r < 0) return r;
-    return cuda_memory_take(&d->memory, CUDA_MEMORY_KV, "values", n_pages, n_values,
-                            sizeof(uint16_t), &d->values, e);
+    d->page_bytes = 2 * (uint64_t)d->kv_width * DEVICE_PAGE_TOKENS * sizeof(uint16_t);
+    d->layer_bytes = d->limits.n_pages * d->page_bytes;
+    return cuda_memory_take(&d->memory, CUDA_MEMORY_KV, "keys and values", n_pages, d->page_bytes,
+                            1, &d->pages, e);
 }
 
 static int take_work(struct cuda_device *d, struct err *e) {
@@ -50,6 +46,7 @@ static int take_work(struct cuda_device *d, struct err *e) {
         {"logits", l->n_logit_rows, d->logits_stride, sizeof(float), &d->logits},
         {"sampling", l->n_logit_rows, d->logits_stride, sizeof(float), &d->weighed},
         {"logsumexp", l->n_logit_rows, d->n_chunks, sizeof(struct batch_chunk), &d->chunks},
+        {"attention's parts", d->attn ? cuda_attn_work_bytes(d->attn) : 1, 1, 1, &d->attn_work},
         {"a step's rows", d->batch_bytes, 1, 1, &d->batch},
         {"results", d->back_bytes, 1, 1, &d->back},
     };
@@ -112,10 +109,39 @@ static void lay_out(struct cuda_device *d) {
     const struct device_limits *l = &d->limits;
 
     d->wants_off = align(l->n_rows * sizeof(struct batch_row));
-    d->pages_off = d->wants_off + align(l->n_wants * sizeof(struct batch_want));
+    d->tiles_off = d->wants_off + align(l->n_wants * sizeof(struct batch_want));
+    /* A bucket is less than twice what is in it, but for the first. */
+    d->pages_off =
+        d->tiles_off + align((2 * l->n_rows + CUDA_ATTN_KINDS) * sizeof(struct sm90_attn_tile));
     d->batch_bytes = d->pages_off + (size_t)l->n_seqs * l->n_seq_pages * sizeof(uint32_t);
     d->results_off = align(l->n_rows);
     d->back_bytes = d->results_off + l->n_wants * sizeof(struct batch_result);
+}
+
+/* Attention, where its kernels know the heads; and what the host keeps for itself. */
+static int open_attn(struct cuda_device *d, struct err *e) {
+    const struct model *m = &d->model;
+    const struct cuda_attn_shape shape = {.n_heads = m->n_heads,
+                                          .n_kv_heads = m->n_kv_heads,
+                                          .head_dim = m->head_dim,
+                                          .n_seq_pages = d->limits.n_seq_pages};
+    int r = cuda_attn_open(d->driver, &shape, &d->attn, e);
+
+    if (r < 0 && r != -ENOTSUP) return r;
+    d->tiles = calloc(d->limits.n_rows, sizeof(*d->tiles));
+    d->h_page = calloc(2 * DEVICE_PAGE_TOKENS * m->head_dim, sizeof(*d->h_page));
+    if (!d->tiles || !d->h_page) return err_set(e, -ENOMEM, "a step of %u rows", d->limits.n_rows);
+    return 0;
+}
+
+static int clear_work(struct cuda_device *d, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+
+    if (!d->attn) return 0;
+    return cuda_driver_check(driver,
+                             driver->cuda.cuMemsetD8Async(
+                                 d->attn_work, 0, cuda_attn_work_bytes(d->attn), driver->stream),
+                             "attention's parts", e);
 }
 
 int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
@@ -140,6 +166,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     if (!d->layers) return err_set(e, -ENOMEM, "weights: a table of %u layers", m->n_layers);
     if ((r = cuda_weights_check(d, w, e)) < 0) return r;
 
+    if ((r = open_attn(d, e)) < 0) return r;
     d->memory = (struct cuda_memory){.driver = d->driver, .planning = true};
     if ((r = take_all(d, e)) < 0) return r;
     if ((r = cuda_memory_fits(&d->memory, e)) < 0) return r;
@@ -147,6 +174,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     if ((r = take_host(d, d->batch_bytes, &d->h_batch, e)) < 0) return r;
     if ((r = take_host(d, d->back_bytes, &d->h_back, e)) < 0) return r;
     if ((r = cuda_queue_open(d, e)) < 0) return r;
+    if ((r = clear_work(d, e)) < 0) return r;
     if ((r = write_tables(d, e)) < 0) return r;
     return cuda_weights_read(d, w, e);
 }
@@ -156,6 +184,9 @@ void cuda_unload(struct cuda_device *d) {
     if (d->h_back) (void)d->driver->cuda.cuMemFreeHost(d->h_back);
     cuda_queue_close(d);
     cuda_memory_close(&d->memory);
+    cuda_attn_close(d->attn);
+    free(d->tiles);
+    free(d->h_page);
     free(d->layers);
 }
 

@@ -20,6 +20,14 @@ uint32_t cuda_queue_bucket(uint32_t n) {
     return n;
 }
 
+/* From 512 on, the least split that is worth a block. */
+uint32_t cuda_queue_power(uint64_t n_keys) {
+    uint32_t n = 512;
+
+    while (n < n_keys && n < 1u << 31) n *= 2;
+    return n_keys ? n : 0;
+}
+
 int cuda_queue_open(struct cuda_device *d, struct err *e) {
     struct cuda_queue *q = &d->queue;
 
@@ -110,14 +118,15 @@ int cuda_queue_flush(struct cuda_device *d, struct err *e) {
 }
 
 /* The graph of this step, or else the place of the one that was not used for longest. */
-static struct cuda_graph *find(struct cuda_queue *q, uint32_t n_rows, bool *out_found) {
+static struct cuda_graph *find(struct cuda_queue *q, uint32_t n_rows,
+                               const struct cuda_attn_plan *plan, bool *out_found) {
     struct cuda_graph *oldest = &q->graphs[0];
 
     *out_found = false;
     for (uint32_t i = 0; i < CUDA_GRAPHS_MAX; i++) {
         struct cuda_graph *g = &q->graphs[i];
 
-        if (g->n_rows == n_rows && g->n_ops == q->n_ops &&
+        if (g->n_rows == n_rows && g->n_ops == q->n_ops && !memcmp(&g->plan, plan, sizeof(*plan)) &&
             !memcmp(g->ops, q->ops, q->n_ops * sizeof(*q->ops))) {
             *out_found = true;
             return g;
@@ -152,6 +161,7 @@ static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, 
     if (r < 0) return r;
     memcpy(g->ops, q->ops, q->n_ops * sizeof(*q->ops));
     g->n_ops = q->n_ops;
+    g->plan = d->plan;
     g->n_rows = n_rows;
     return 0;
 }
@@ -168,7 +178,7 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
     if (q->n_ops == 0 || d->options.no_graphs || d->n_rows > CUDA_GRAPH_ROWS_MAX)
         return cuda_queue_flush(d, e);
     if (n_rows > d->limits.n_rows) n_rows = d->n_rows;
-    g = find(q, n_rows, &found);
+    g = find(q, n_rows, &d->plan, &found);
     if (!found) r = record(d, g, n_rows, e);
     q->n_ops = 0;
     if (r < 0) return r;

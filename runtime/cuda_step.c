@@ -10,6 +10,7 @@
 enum {
     EMBED_THREADS = 128,
     NORM_THREADS = 256,
+    NORM_VALUES = 8192, /* of a row in registers */
     ROTARY_THREADS = 256,
     LSE_WARPS = 8,
     SAMPLE_THREADS = 1024,
@@ -45,7 +46,8 @@ static int norm(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, CUdeviceptr
     void *params[] = {&d->normed,        &d->x,      &y, &w, &wants, &d->model.hidden,
                       &d->model.rms_eps, &run_length};
 
-    return run(d, d->entries.norm, "residual, norm", n, 1, NORM_THREADS, 0, params, e);
+    return run(d, d->model.hidden <= NORM_VALUES ? d->entries.norm : d->entries.norm_wide,
+               "residual, norm", n, 1, NORM_THREADS, 0, params, e);
 }
 
 /* y = W x, in whatever form; strides follow from the shapes. */
@@ -69,15 +71,13 @@ static int product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUde
 int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                       struct err *e) {
     const struct cuda_layer *l = &d->layers[layer];
-    CUdeviceptr keys = d->keys + layer * d->layer_bytes, pages = d->batch + d->pages_off;
-    CUdeviceptr values = d->values + layer * d->layer_bytes;
+    CUdeviceptr kv = d->pages + layer * d->layer_bytes, table = d->batch + d->pages_off;
     void *params[] = {&d->qkv,
-                      &keys,
-                      &values,
+                      &kv,
                       &d->cos,
                       &d->sin,
                       &d->batch,
-                      &pages,
+                      &table,
                       &d->limits.n_seq_pages,
                       &d->model.n_heads,
                       &d->model.n_kv_heads,
@@ -90,18 +90,15 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     return run(d, d->entries.rotary, "rotary", d->n_launch, 1, ROTARY_THREADS, 0, params, e);
 }
 
-int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedule *s,
-                     struct err *e) {
+/* Heads that the fast kernels do not know. */
+static int attend_plain(struct cuda_device *d, uint32_t layer, uint32_t split_keys, struct err *e) {
     const struct model *m = &d->model;
-    CUdeviceptr keys = d->keys + layer * d->layer_bytes, pages = d->batch + d->pages_off;
-    CUdeviceptr values = d->values + layer * d->layer_bytes;
-    uint32_t split_keys = s->split_keys;
+    CUdeviceptr kv = d->pages + layer * d->layer_bytes, table = d->batch + d->pages_off;
     void *params[] = {&d->attended,
                       &d->qkv,
-                      &keys,
-                      &values,
+                      &kv,
                       &d->batch,
-                      &pages,
+                      &table,
                       &d->limits.n_seq_pages,
                       &d->model.n_heads,
                       &d->model.n_kv_heads,
@@ -117,6 +114,26 @@ int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedul
         .params = params};
 
     return cuda_driver_launch(d->driver, &launch, e);
+}
+
+int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedule *s,
+                     struct err *e) {
+    const struct cuda_attn_args args = {
+        .d_pages = d->pages + layer * d->layer_bytes,
+        .d_q = d->qkv,
+        .d_out = d->attended,
+        .d_flagged = d->back,
+        .d_positions = d->batch + offsetof(struct batch_row, position),
+        .d_table = d->batch + d->pages_off,
+        .d_tiles = d->batch + d->tiles_off,
+        .d_work = d->attn_work,
+        .q_stride = d->qkv_width,
+        .position_stride = sizeof(struct batch_row) / sizeof(uint32_t),
+        .split_keys = s->split_keys,
+    };
+
+    if (!d->attn) return attend_plain(d, layer, s->split_keys, e);
+    return cuda_attn_run(d->attn, &d->plan, &args, e);
 }
 
 int cuda_step_attn_out(struct cuda_device *d, uint32_t layer, const struct schedule *s,

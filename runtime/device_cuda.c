@@ -24,6 +24,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
 #include <string.h>
 
 #include "ptx/sm90_batch.h"
+#include "ptx/sm90_kv.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 
@@ -98,6 +99,27 @@ static void fill_up(struct cuda_device *d) {
         wants[i] = (struct batch_want){.n_top = BATCH_NO_WANT};
 }
 
+/* Attention's plan and its tiles, of each kind as many as its bucket has: a graph that was made
+ * for the one step fits the next. */
+static void plan_attn(struct cuda_device *d, const struct device_batch *batch) {
+    struct sm90_attn_tile *to = (struct sm90_attn_tile *)(d->h_batch + d->tiles_off);
+    const struct sm90_attn_tile *from = d->tiles;
+
+    if (!d->attn) return;
+    cuda_attn_plan(d->attn, batch->rows, batch->n_rows, d->tiles, &d->plan);
+    for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
+        const uint32_t n = d->plan.n_tiles[kind], bucket = n ? cuda_queue_bucket(n) : 0;
+
+        memcpy(to, from, n * sizeof(*to));
+        memset(to + n, 0, (bucket - n) * sizeof(*to));
+        from += n;
+        to += bucket;
+        d->plan.n_tiles[kind] = bucket;
+    }
+    d->plan.end_max = cuda_queue_power(d->plan.end_max);
+    d->plan.n_keys = cuda_queue_power(d->plan.n_keys);
+}
+
 static void check_row(const struct cuda_device *d, const struct device_batch *batch,
                       const struct device_row *row) {
     const struct device_limits *l = &d->limits;
@@ -132,6 +154,7 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
     d->n_rows = d->n_launch = batch->n_rows;
     d->n_wants = batch->n_wants;
     fill_up(d);
+    plan_attn(d, batch);
     r = cuda_driver_check(driver,
                           driver->cuda.cuMemcpyHtoDAsync_v2(
                               d->batch, d->h_batch, d->pages_off + pages_bytes, driver->stream),
@@ -271,37 +294,34 @@ static int write_row(struct device *dev, enum device_buffer buffer, uint32_t row
 static int read_kv(struct device *dev, uint32_t layer, uint32_t page, uint32_t slot,
                    uint32_t kv_head, uint16_t *out_k, uint16_t *out_v, struct err *e) {
     struct cuda_device *d = self(dev);
-    const size_t n_bytes = d->model.head_dim * sizeof(uint16_t);
-    const uint64_t at =
-        layer * d->layer_bytes +
-        (((uint64_t)page * d->model.n_kv_heads + kv_head) * DEVICE_PAGE_TOKENS + slot) * n_bytes;
+    const uint32_t dim = d->model.head_dim;
+    const size_t n_values = 2 * (size_t)DEVICE_PAGE_TOKENS * dim;
+    const uint64_t at = SM90_ATTN_PAGE_AT(page, kv_head, 0, d->model.n_kv_heads, dim);
     int r;
 
     ASSERT(layer < d->model.n_layers && page < d->limits.n_pages);
     ASSERT(slot < DEVICE_PAGE_TOKENS && kv_head < d->model.n_kv_heads);
-    r = fetch(d, d->keys + at, out_k, n_bytes, e);
-    if (r < 0) return r;
-    return fetch(d, d->values + at, out_v, n_bytes, e);
+    r = fetch(d, d->pages + layer * d->layer_bytes + at * sizeof(uint16_t), d->h_page,
+              n_values * sizeof(uint16_t), e);
+    for (uint32_t i = 0; r == 0 && i < dim; i++) {
+        out_k[i] = d->h_page[SM90_KV_AT(slot, i, dim)];
+        out_v[i] = d->h_page[n_values / 2 + SM90_KV_AT(slot, i, dim)];
+    }
+    return r;
 }
 
 static int poison(struct device *dev, uint32_t page, uint16_t pattern, struct err *e) {
     struct cuda_device *d = self(dev);
     struct cuda_driver *driver = d->driver;
-    const size_t n = (size_t)d->kv_width * DEVICE_PAGE_TOKENS;
     int r = cuda_queue_flush(d, e);
 
     ASSERT(page < d->limits.n_pages);
-    for (uint32_t layer = 0; r == 0 && layer < d->model.n_layers; layer++) {
-        const uint64_t at = layer * d->layer_bytes + page * n * sizeof(pattern);
-
+    for (uint32_t layer = 0; r == 0 && layer < d->model.n_layers; layer++)
         r = cuda_driver_check(
-            driver, driver->cuda.cuMemsetD16Async(d->keys + at, pattern, n, driver->stream),
+            driver,
+            driver->cuda.cuMemsetD16Async(d->pages + layer * d->layer_bytes + page * d->page_bytes,
+                                          pattern, d->page_bytes / sizeof(pattern), driver->stream),
             "poison", e);
-        if (r < 0) return r;
-        r = cuda_driver_check(
-            driver, driver->cuda.cuMemsetD16Async(d->values + at, pattern, n, driver->stream),
-            "poison", e);
-    }
     return r;
 }
 
@@ -355,9 +375,13 @@ static int find_entries(struct cuda_device *d, struct err *e) {
         const char *name;
         CUfunction *out;
     } wanted[] = {
-        {"sm90_embed_bf16", &d->entries.embed},   {"sm90_residual_norm_bf16", &d->entries.norm},
-        {"sm90_rotary_bf16", &d->entries.rotary}, {"sm90_lse_f32", &d->entries.lse},
-        {"sm90_sample_f32", &d->entries.sample},  {"sm90_plain_attn_bf16", &d->entries.plain_attn},
+        {"sm90_embed_bf16", &d->entries.embed},
+        {"sm90_residual_norm_bf16", &d->entries.norm},
+        {"sm90_residual_norm_bf16_nvrtc", &d->entries.norm_wide},
+        {"sm90_rotary_bf16", &d->entries.rotary},
+        {"sm90_lse_f32", &d->entries.lse},
+        {"sm90_sample_f32", &d->entries.sample},
+        {"sm90_plain_attn_bf16", &d->entries.plain_attn},
     };
 
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {

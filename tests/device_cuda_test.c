@@ -471,6 +471,19 @@ static const struct {
       .rope_theta = 1e4},
      {2, 2, 4, 8, 2, 4, 256},
      16},
+    {"hidden 8208, more than the norm keeps in registers",
+     {.n_layers = 1,
+      .hidden = 8208,
+      .intermediate = 48,
+      .n_heads = 2,
+      .n_kv_heads = 1,
+      .head_dim = 64,
+      .vocab = 128,
+      .tied = true,
+      .rms_eps = 1e-5f,
+      .rope_theta = 1e4},
+     CANONICAL,
+     8},
     {"hidden 4096",
      {.n_layers = 1,
       .hidden = 4096,
@@ -519,6 +532,44 @@ static void test_stages(void) {
                n_failed == failed ? "equal" : "DIFFER");
         fflush(stdout);
     }
+    free(run);
+}
+
+/* That the comparison can fail: another order of the same sums gives other bits. */
+static void test_control(void) {
+    struct run *run = calloc(1, sizeof(*run));
+    const struct model *m = &cases[2].m;
+    struct weights *w = made_up_weights(m);
+    struct schedule s = schedule_canonical();
+    uint16_t *x[N_DEVICES];
+    uint32_t n_other = 0;
+    struct err e = {""};
+
+    open_devices(run, m, w);
+    start(run);
+    fill(run, 5, 1);
+    run->batch.rows = run->rows;
+    run->batch.n_seqs = N_SEQS;
+    run->batch.pages = run->pages[0];
+    make_wants(run, 1);
+    BOTH(upload, &run->batch, &e);
+    BOTH(embed, &e);
+    BOTH(attn_in, 0, &s, &e);
+    BOTH(attend, 0, &s, &e);
+    for (int i = 0; i < N_DEVICES; i++) {
+        s.o = i == TWIN ? 4 : 2;
+        must(run->devices[i]->ops->attn_out(run->devices[i], 0, &s, &e), &e);
+        x[i] = calloc(m->hidden, sizeof(*x[i]));
+    }
+    for (uint32_t row = 0; row < 5; row++) {
+        BOTH(read, DEVICE_X, row, x[device], &e);
+        for (uint32_t i = 0; i < m->hidden; i++) n_other += x[TWIN][i] != x[GPU][i];
+    }
+    printf("four segments and two: %u values of %u differ\n", n_other, 5 * m->hidden);
+    CHECK(n_other > 0);
+    for (int i = 0; i < N_DEVICES; i++) free(x[i]);
+    close_devices(run);
+    weights_close(w);
     free(run);
 }
 
@@ -708,6 +759,7 @@ int main(int argc, char **argv) {
 
     test_choices();
     test_stages();
+    test_control();
     test_refusals();
     test_whole("tests/data/verse-4m", brief ? 40 : 300);
     for (int i = 1; i < argc; i++) test_whole(argv[i], 40);

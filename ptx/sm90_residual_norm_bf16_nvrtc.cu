@@ -1,4 +1,4 @@
-// sm90_residual_norm_bf16 - x = x + y, then out = norm(x, w), one row a block (SPEC 2.5).
+// sm90_residual_norm_bf16_nvrtc - x = x + y, then out = norm(x, w), one row a block (SPEC 2.5).
 //
 //   out       bf16 [gridDim.x][n], written where w is not null
 //   x         bf16 [.][n], the residual stream; rewritten where y is not null
@@ -54,7 +54,7 @@ static __device__ inline float squares(const vector &v, unsigned run) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sm90_residual_norm_bf16(vector *__restrict__ out, vector *x, const vector *__restrict__ y,
+    sm90_residual_norm_bf16_nvrtc(vector *__restrict__ out, vector *x, const vector *__restrict__ y,
                             const vector *__restrict__ w, const batch_want *__restrict__ wants,
                             unsigned n, float eps, unsigned run) {
     __shared__ float chunks[CHUNKS_MAX];
