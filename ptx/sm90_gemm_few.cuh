@@ -23,9 +23,7 @@
 #ifndef LLM42D_PTX_SM90_GEMM_FEW_CUH
 #define LLM42D_PTX_SM90_GEMM_FEW_CUH
 
-#include "ptx/sm90.cuh"
-#include "ptx/sm90_gemm.h"
-#include "runtime/num.h"
+#include "ptx/sm90_gemm.cuh"
 
 enum {
     FEW_COPY_THREADS = 64,
@@ -195,27 +193,11 @@ DEVICE void few_tree(float (&c)[N / 2], const struct sm90_gemm &g, const struct 
     }
 }
 
-/* SPEC 2.8 for two rows of x, of sums that are not yet rounded. */
-DEVICE u32 few_silu(float g0, float g1, float u0, float u1) {
-    const u32 gate = sm90_pack(g0, g1), up = sm90_pack(u0, u1);
-    const u32 s = sm90_pack(num_silu(num_from_bits(gate << 16)),
-                            num_silu(num_from_bits(gate & 0xffff0000)));
-
-    return sm90_pack(num_from_bits(s << 16) * num_from_bits(up << 16),
-                     num_from_bits(s & 0xffff0000) * num_from_bits(up & 0xffff0000));
-}
-
-/* bf16(old + new) twice. */
-DEVICE u32 few_residual(u32 old, u32 new_) {
-    return sm90_pack(num_from_bits(old << 16) + num_from_bits(new_ << 16),
-                     num_from_bits(old & 0xffff0000) + num_from_bits(new_ & 0xffff0000));
-}
-
 /* Two adjacent values of one row of the output. */
 DEVICE void few_put(const struct sm90_gemm &g, u32 row, u32 column, u32 pair) {
     u32 *to = (u32 *)((u16 *)g.out + (u64)row * g.out_stride + column);
 
-    *to = g.form == SM90_GEMM_ADD ? few_residual(*to, pair) : pair;
+    *to = g.form == SM90_GEMM_ADD ? gemm_residual(*to, pair) : pair;
 }
 
 /* The accumulator of one block: a thread has rows r and r + 8 of W for rows 2 q, 2 q + 1 of x. */
@@ -240,8 +222,8 @@ DEVICE void few_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 t,
         const u32 token = row + j * 8 + lane / 4, column = lane % 4 * 2;
 
         if (g.form == SM90_GEMM_SILU) {
-            const u32 h = sm90_transpose(few_silu(c[4 * j], c[4 * j + 1], c[4 * j + 2],
-                                                  c[4 * j + 3]));
+            const u32 h = sm90_transpose(gemm_gated(sm90_pack(c[4 * j], c[4 * j + 1]),
+                                                    sm90_pack(c[4 * j + 2], c[4 * j + 3])));
 
             if (low && token < g.n_rows) few_put(g, token, n / 2 + column, h);
             continue;

@@ -7,24 +7,25 @@
  *   grid      clusters of 2 blocks, any number; each takes in turn a pair of row tiles, one a
  *             block, and N rows of W
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
- *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 12 KB
+ *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 24 KB
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
  *   bound by  tensor cores, and for large ones the card's power limit
  *
  * x is the left operand of wgmma.  Each block of a pair fetches half of the weights and sends it
  * to both.  `group` pairs go through all of W together, so that L2 serves the other reads of it.
+ * The second warpgroup starts some blocks of K later and stays behind, so that the ends of tiles
+ * and of segments of one fall into the steps of the other.
  * With SEGMENTS > 1 the tree of up to four segments is in registers, 64 a thread and level.
  *
  *   barrier  arrives                                                waits
  *   full     this block's copier, bytes of x and both halves of W   all who compute
  *   empty    a lane of each of 16 warps, both blocks               this block's copier
+ * named 1  the first warpgroup, after LAG blocks                  the second, before its first
  * A stage is empty when both blocks are done with it, for the peer writes into it, too. */
 #ifndef LLM42D_PTX_SM90_GEMM_MANY_CUH
 #define LLM42D_PTX_SM90_GEMM_MANY_CUH
 
-#include "ptx/sm90.cuh"
-#include "ptx/sm90_gemm.h"
-#include "runtime/num.h"
+#include "ptx/sm90_gemm.cuh"
 
 enum {
     RANKS = 2,
@@ -34,6 +35,9 @@ enum {
     COMPUTE_WARPS = 8,
     CHUNK_COLUMNS = 16, /* of the output, staged for full sectors */
     CHUNK_PITCH = 48,   /* bytes, against bank conflicts */
+    CHUNK_BYTES = 16 * CHUNK_PITCH,
+    CHUNKS_STAGED = 4,
+    LAG_BARRIER = 1,
 };
 
 template <int N, int STAGES>
@@ -104,7 +108,7 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
 /* One segment: c = chain(+0, ..). */
 template <int N, int STAGES>
 DEVICE void many_chain(float (&c)[N / 2], u32 n_blocks, u32 ring, u32 full, u32 empty,
-                       struct many_stage &stage, u32 wg) {
+                       struct many_stage &stage, u32 wg, u32 lag) {
     using shared = many_shared<N, STAGES>;
     const u32 lane = threadIdx.x % 32;
     u32 old = 0;
@@ -125,6 +129,7 @@ DEVICE void many_chain(float (&c)[N / 2], u32 n_blocks, u32 ring, u32 full, u32 
         /* The stage before has been read; this one may still be. */
         sm90_wgmma_wait<1>();
         if (b > 0 && lane < RANKS) sm90_barrier_arrive_peer(empty + 8 * old, lane);
+        if (b + 1 == lag) sm90_named_arrive(LAG_BARRIER, COMPUTE_WARPS * 32);
         old = stage.index;
         stage.next(STAGES);
     }
@@ -139,91 +144,112 @@ DEVICE void many_add(float (&c)[N / 2], const float (&left)[N / 2], const float 
     for (int i = 0; i < N / 2; i++) c[i] = left[i] + right[i];
 }
 
-/* SPEC 2.8 on sums not yet rounded: pairs of gate and of up to one of the product. */
-DEVICE u32 many_silu(u32 gate, u32 up) {
-    const u32 s = sm90_pack(num_silu(num_from_bits(gate << 16)),
-                            num_silu(num_from_bits(gate & 0xffff0000)));
-
-    return sm90_pack(num_from_bits(s << 16) * num_from_bits(up << 16),
-                     num_from_bits(s & 0xffff0000) * num_from_bits(up & 0xffff0000));
-}
-
-DEVICE u32 many_residual(u32 old, u32 y) {
-    return sm90_pack(num_from_bits(old << 16) + num_from_bits(y << 16),
-                     num_from_bits(old & 0xffff0000) + num_from_bits(y & 0xffff0000));
-}
-
-/* 16 rows of x from `row`, 16 columns of the output from `column`: through shared memory, so that
- * a lane has 16 adjacent bytes. */
+/* A warp's 16 rows of the output, COLUMNS of it at once (a multiple of 16), from fragments as
+ * stmatrix takes them: through shared memory, so that a lane has 16 adjacent bytes.  All stores to
+ * shared memory go first, then all loads: one latency, not one a chunk. */
+template <int CHUNKS>
 DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 column, u32 n_columns,
-                     const u32 (&pairs)[4]) {
+                     const u32 (&pairs)[CHUNKS][4]) {
     const u32 lane = threadIdx.x % 32;
     const u32 from = staging + (lane % 16) * CHUNK_PITCH + lane / 16 * 16;
     const u32 to = staging + lane / 2 * CHUNK_PITCH + lane % 2 * 16;
     uint4 *out = (uint4 *)((u16 *)g.out + (u64)(row + lane / 2) * g.out_stride + column +
                            lane % 2 * 8);
-    uint4 v;
+    const u32 n_left = row + lane / 2 < g.n_rows && column + lane % 2 * 8 < n_columns
+                           ? n_columns - column - lane % 2 * 8
+                           : 0;
+    uint4 v[CHUNKS];
 
-    sm90_store_matrices(from, pairs[0], pairs[1], pairs[2], pairs[3]);
+    __syncwarp(); /* what was here before has been read */
+#pragma unroll
+    for (u32 i = 0; i < CHUNKS; i++)
+        sm90_store_matrices(from + i * CHUNK_BYTES, pairs[i][0], pairs[i][1], pairs[i][2],
+                            pairs[i][3]);
     __syncwarp(); /* lanes read what others wrote */
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(to)
-                 : "memory");
-    if (row + lane / 2 >= g.n_rows || column + lane % 2 * 8 >= n_columns) return;
-    if (g.form == SM90_GEMM_ADD) {
-        const uint4 old = *out;
+#pragma unroll
+    for (u32 i = 0; i < CHUNKS; i++)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
+                     : "r"(to + i * CHUNK_BYTES)
+                     : "memory");
+    if (g.form == SM90_GEMM_ADD)
+#pragma unroll
+        for (u32 i = 0; i < CHUNKS; i++) {
+            uint4 old = {0, 0, 0, 0};
 
-        v = make_uint4(many_residual(old.x, v.x), many_residual(old.y, v.y),
-                       many_residual(old.z, v.z), many_residual(old.w, v.w));
-    }
-    *out = v;
+            if (i * CHUNK_COLUMNS < n_left) old = out[i * 2];
+            v[i] = make_uint4(gemm_residual(old.x, v[i].x), gemm_residual(old.y, v[i].y),
+                              gemm_residual(old.z, v[i].z), gemm_residual(old.w, v[i].w));
+        }
+#pragma unroll
+    for (u32 i = 0; i < CHUNKS; i++)
+        if (i * CHUNK_COLUMNS < n_left) out[i * 2] = v[i];
+}
+
+/* CHUNKS of 16 columns from chunk FIRST on. */
+template <int N, int FIRST, int CHUNKS>
+DEVICE void many_store_plain(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
+                             u32 row, u32 n) {
+    u32 pairs[CHUNKS][4];
+
+#pragma unroll
+    for (u32 j = 0; j < CHUNKS; j++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            pairs[j][i] = sm90_pack(c[8 * (FIRST + j) + 2 * i], c[8 * (FIRST + j) + 2 * i + 1]);
+    many_put<CHUNKS>(g, staging, row, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
+}
+
+template <int N, int FIRST, int CHUNKS>
+DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
+                             u32 row, u32 n) {
+    u32 pairs[CHUNKS][4];
+
+#pragma unroll
+    for (u32 j = 0; j < CHUNKS; j++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2; /* of gate; up is 4 further */
+
+            pairs[j][i] = gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
+        }
+    many_put<CHUNKS>(g, staging, row, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
+}
+
+template <int N>
+DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u32 row, u32 n) {
+    const u32 lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (u32 j = 0; j < N / 8; j++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 r = row + lane / 4 + half * 8, column = n + j * 8 + lane % 4 * 2;
+            float2 *to = (float2 *)((float *)g.out + (u64)r * g.out_stride + column);
+
+            if (r < g.n_rows && column < g.n)
+                *to = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
+        }
 }
 
 template <int N>
 DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging, u32 row,
                        u32 n) {
-    const u32 lane = threadIdx.x % 32;
+    constexpr int chunks = N / CHUNK_COLUMNS, gated = chunks / 2;
 
-    __syncwarp(); /* the staging of the tile before has been read */
     if (g.form == SM90_GEMM_F32) {
-#pragma unroll
-        for (u32 j = 0; j < N / 8; j++)
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const u32 r = row + lane / 4 + half * 8, column = n + j * 8 + lane % 4 * 2;
-                float2 *to = (float2 *)((float *)g.out + (u64)r * g.out_stride + column);
-
-                if (r < g.n_rows && column < g.n)
-                    *to = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
-            }
-        return;
-    }
-    if (g.form == SM90_GEMM_SILU) {
-#pragma unroll
-        for (u32 j = 0; j < N / 32; j++) {
-            u32 pairs[4];
-
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 at = 4 * (4 * j + i / 2 * 2) + i % 2 * 2; /* of gate; up is 4 further */
-
-                pairs[i] = many_silu(sm90_pack(c[at], c[at + 1]),
-                                     sm90_pack(c[at + 4], c[at + 5]));
-            }
-            many_put(g, staging + j % 2 * (16 * CHUNK_PITCH), row, n / 2 + j * CHUNK_COLUMNS,
-                     g.n / 2, pairs);
-        }
-        return;
-    }
-#pragma unroll
-    for (u32 j = 0; j < N / 16; j++) {
-        const u32 pairs[4] = {sm90_pack(c[8 * j], c[8 * j + 1]),
-                              sm90_pack(c[8 * j + 2], c[8 * j + 3]),
-                              sm90_pack(c[8 * j + 4], c[8 * j + 5]),
-                              sm90_pack(c[8 * j + 6], c[8 * j + 7])};
-
-        many_put(g, staging + j % 2 * (16 * CHUNK_PITCH), row, n + j * CHUNK_COLUMNS, g.n, pairs);
+        many_store_f32<N>(c, g, row, n);
+    } else if (g.form == SM90_GEMM_SILU) {
+        many_store_gated<N, 0, 4>(c, g, staging, row, n);
+        if constexpr (gated > 4)
+            many_store_gated<N, 4, gated - 4>(c, g, staging, row, n);
+    } else {
+        many_store_plain<N, 0, 4>(c, g, staging, row, n);
+        many_store_plain<N, 4, 4>(c, g, staging, row, n);
+        if constexpr (chunks > 8)
+            many_store_plain<N, 8, chunks - 8 < 4 ? chunks - 8 : 4>(c, g, staging, row, n);
+        if constexpr (chunks > 12)
+            many_store_plain<N, 12, chunks - 12>(c, g, staging, row, n);
     }
 }
 
@@ -235,21 +261,26 @@ DEVICE void many_compute(const struct sm90_gemm &g, u32 ring, u32 staging, u32 f
     struct many_stage stage = {0, 0};
     float c[N / 2] = {0}, p[SEGMENTS > 1 ? N / 2 : 1] = {0}, q[SEGMENTS > 2 ? N / 2 : 1] = {0};
 
-    for (u32 t = blockIdx.x / RANKS; t < n_tiles; t += gridDim.x / RANKS) {
+    /* Of the first segment of this block; no longer than it, or nobody would be waited for. */
+    u32 lag = wg == 0 ? min((u32)(STAGES / 2 - 1), n_blocks) : 0;
+
+    if (wg == 1 && blockIdx.x / RANKS < n_tiles)
+        sm90_named_sync(LAG_BARRIER, COMPUTE_WARPS * 32);
+    for (u32 t = blockIdx.x / RANKS; t < n_tiles; t += gridDim.x / RANKS, lag = 0) {
         u32 row, n;
 
         many_tile(g, N, t, rank, row, n);
-        many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
+        many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg, lag);
         if constexpr (SEGMENTS > 1) {
             if (g.segments > 1) {
-                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg, 0);
                 many_add<N>(c, c, p);
             }
         }
         if constexpr (SEGMENTS > 2) {
             if (g.segments > 2) {
-                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
-                many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg);
+                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg, 0);
+                many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg, 0);
                 many_add<N>(p, p, q);
                 many_add<N>(c, c, p);
             }
@@ -287,7 +318,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         sm90_wait_previous(); /* `out` is ours now */
         many_compute<N, STAGES, SEGMENTS>(
-            g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (2 * 16 * CHUNK_PITCH),
+            g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (CHUNKS_STAGED * CHUNK_BYTES),
             full, empty, rank, warp / 4);
     }
     __syncwarp();

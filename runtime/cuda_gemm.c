@@ -10,18 +10,19 @@
 #include "runtime/err.h"
 
 enum {
-    UNITS = 132,            /* multiprocessors that tiles are spread over */
-    CUT_RANKS = 2,          /* blocks that share the segments of a tile */
-    CUT_WIDE = 128,         /* tile of many rows with K cut; then the tree fits the registers */
-    COPY_THREADS = 64,      /* of sm90_gemm_bf16_few* */
-    RING_BYTES = 108 << 10, /* two kernels' rings share a multiprocessor, so they overlap */
+    UNITS = 132,       /* multiprocessors that tiles are spread over */
+    CUT_RANKS = 2,     /* blocks that share the segments of a tile */
+    CUT_WIDE = 128,    /* tile of many rows with K cut; then the tree fits the registers */
+    COPY_THREADS = 64, /* of sm90_gemm_bf16_few* */
+    ROW_STAGES_MAX = 8,
+    RING_BYTES = 108 << 10,       /* two kernels' rings share a multiprocessor, so they overlap */
     RING_BYTES_ALONE = 200 << 10, /* where registers leave room for one anyway */
     ALIGN_BYTES = 1024,
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
     PART_PAD = 4, /* as in sm90_gemm_few.cuh */
     MANY_THREADS = 384,
     MANY_RANKS = 2,
-    MANY_STAGING_BYTES = 8 * 2 * 16 * 48, /* as in sm90_gemm_many.cuh */
+    MANY_STAGING_BYTES = 8 * 4 * 16 * 48, /* as in sm90_gemm_many.cuh */
     MANY_GROUP = 8,                       /* pairs of row tiles: 4 MB of x at K = 1024 */
     MANY_ROWS_MIN = 256,
     PACK_THREADS = 256,
@@ -221,14 +222,13 @@ static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t 
 static void plan_rings(struct sm90_gemm *p, uint32_t width) {
     const uint32_t budget = width > 64 ? RING_BYTES_ALONE : RING_BYTES;
     const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
-    const uint32_t row_bytes = width <= 16  ? 16 << 10
-                               : width > 64 ? 96 << 10
-                               : width > 32 ? (p->tile > 64 ? 32 << 10 : 48 << 10)
-                                            : (p->tile > 64 ? 24 << 10 : 32 << 10);
-    const bool two = p->n_blocks / p->segments % 2 == 0 && (p->tile <= 64 || width > 64);
+    /* Two where a block takes less time than what stands between two batches of steps. */
+    const bool two = p->n_blocks / p->segments % 2 == 0 && p->tile <= 64 && width <= 32;
 
+    /* As many of rows as of weights, and of weights what is left: they come before the rows. */
     p->stage_blocks = two ? 2 : 1;
-    p->n_row_stages = max_u32(2, min_u32(8, row_bytes / (row_block * p->stage_blocks)));
+    p->n_row_stages =
+        min_u32(ROW_STAGES_MAX, budget / ((weight_block + row_block) * p->stage_blocks));
     p->n_weight_stages =
         min_u32(SM90_GEMM_STAGES_MAX, (budget - p->n_row_stages * row_block * p->stage_blocks) /
                                           (weight_block * p->stage_blocks));

@@ -4,7 +4,9 @@
  *     bench_gpu [gemm|layer|attn ..] */
 #ifdef LLM42_CUDA
 
+#include "runtime/cuda_attn.h"
 #include "runtime/cuda_gemm.h"
+#include "runtime/device.h"
 #include "tests/kernel_gpu.h"
 
 enum { REPLAYS = 21, LAYERS = 8, ROWS_MAX = 8192, MATRICES = 5, HEAD = 4 };
@@ -176,6 +178,116 @@ static void bench_layer(void) {
         }
 }
 
+/* Sequences of `context` positions, the last n of each with a row; pages in no order. */
+static const struct attn_case {
+    const char *name;
+    uint32_t n_seqs, context, n;
+} attn_cases[] = {
+    {"decode", 1, 1024, 1},   {"decode", 1, 4096, 1},    {"decode", 1, 16384, 1},
+    {"decode", 8, 4096, 1},   {"decode", 64, 1024, 1},   {"decode", 64, 4096, 1},
+    {"decode", 256, 4096, 1}, {"verify", 1, 4096, 16},   {"verify", 8, 4096, 16},
+    {"verify", 64, 4096, 16}, {"prompt", 1, 4096, 4096}, {"prompt", 1, 8192, 8192},
+};
+
+enum {
+    ATTN_HEADS = 32,
+    ATTN_KV_HEADS = 8,
+    ATTN_DIM = 128,
+    ATTN_TOKENS = 256 * 4096,
+    ATTN_PAGES = ATTN_TOKENS / DEVICE_PAGE_TOKENS,
+    ATTN_STRIDE = (ATTN_HEADS + 2 * ATTN_KV_HEADS) * ATTN_DIM,
+    ATTN_COLD_BYTES = 600 << 20, /* ten times L2 */
+};
+
+static uint64_t d_pages, d_table;
+
+static void load_attn(void) {
+    const struct cuda_attn_shape shape = {ATTN_HEADS, ATTN_KV_HEADS, ATTN_DIM, 0};
+    const uint64_t n_bytes = ATTN_PAGES * cuda_attn_page_bytes(&shape), piece = 64 << 20;
+    uint16_t *host = gpu_host(piece);
+    uint32_t *table = gpu_host(ATTN_PAGES * sizeof(*table));
+
+    for (size_t i = 0; i < piece / 2; i++) host[i] = gpu_cheap(i, 3, 1.0f);
+    d_pages = gpu_take(n_bytes, 0);
+    gpu_write(d_pages, host, piece);
+    for (uint64_t at = piece; at < n_bytes; at += piece)
+        GPU_DRIVER(cuMemcpyDtoDAsync_v2(d_pages + at, d_pages, piece, gpu->stream));
+    for (uint32_t i = 0; i < ATTN_PAGES; i++) table[i] = i;
+    for (uint32_t i = ATTN_PAGES - 1; i > 0; i--) {
+        const uint32_t j = num_random(5, 0, i) % (i + 1), old = table[i];
+
+        table[i] = table[j];
+        table[j] = old;
+    }
+    d_table = gpu_copy_of(table, ATTN_PAGES * sizeof(*table));
+    free(host);
+    free(table);
+}
+
+/* A graph of calls over keys that L2 does not hold. */
+static CUgraphExec attn_graph(const struct attn_case *c, uint32_t *out_n_calls) {
+    const uint32_t n_seq_pages = c->context / DEVICE_PAGE_TOKENS;
+    const struct cuda_attn_shape shape = {ATTN_HEADS, ATTN_KV_HEADS, ATTN_DIM, n_seq_pages};
+    const uint32_t n_rows = c->n_seqs * c->n, all = ATTN_PAGES / (c->n_seqs * n_seq_pages);
+    const uint64_t n_bytes = (uint64_t)c->n_seqs * c->context * 2 * ATTN_KV_HEADS * ATTN_DIM * 2;
+    struct device_row *rows = gpu_host(n_rows * sizeof(*rows));
+    struct sm90_attn_tile *tiles = gpu_host(n_rows * sizeof(*tiles));
+    struct cuda_attn *attn;
+    struct cuda_attn_plan plan;
+    struct cuda_attn_args args;
+    struct err e = {""};
+    uint32_t n_calls = (uint32_t)(ATTN_COLD_BYTES / n_bytes) + 1;
+
+    if (n_calls > all) n_calls = all;
+    if (c->n > 64) n_calls = 1;
+    for (uint32_t i = 0; i < n_rows; i++)
+        rows[i] = (struct device_row){.position = c->context - c->n + i % c->n, .seq = i / c->n};
+    GPU_CHECK(cuda_attn_open(gpu, &shape, &attn, &e));
+    cuda_attn_plan(attn, rows, n_rows, tiles, &plan);
+    args = (struct cuda_attn_args){
+        .d_pages = d_pages,
+        .d_q = d_x,
+        .d_out = gpu_take((size_t)n_rows * ATTN_HEADS * ATTN_DIM * 2, 0),
+        .d_flagged = gpu_take(n_rows, 0),
+        .d_positions = gpu_copy_of(rows, n_rows * sizeof(*rows)) + sizeof(uint32_t),
+        .d_tiles = gpu_copy_of(tiles, n_rows * sizeof(*tiles)),
+        .d_work = gpu_take(cuda_attn_work_bytes(attn), 0),
+        .q_stride = ATTN_STRIDE,
+        .position_stride = sizeof(struct device_row) / 4,
+        .split_keys = 512,
+    };
+    GPU_DRIVER(cuStreamSynchronize(gpu->stream));
+    begin();
+    for (uint32_t i = 0; i < n_calls; i++) {
+        args.d_table = d_table + (uint64_t)i * c->n_seqs * n_seq_pages * 4;
+        GPU_CHECK(cuda_attn_run(attn, &plan, &args, &e));
+    }
+    *out_n_calls = n_calls;
+    free(rows);
+    free(tiles);
+    return end();
+}
+
+static double attn_flop(const struct attn_case *c) {
+    const double keys = c->context - (c->n - 1) / 2.0;
+
+    return 4.0 * ATTN_HEADS * ATTN_DIM * keys * c->n * c->n_seqs;
+}
+
+static void bench_attn(void) {
+    for (size_t i = 0; i < sizeof(attn_cases) / sizeof(attn_cases[0]); i++) {
+        const struct attn_case *c = &attn_cases[i];
+        const double bytes = 4.0 * ATTN_KV_HEADS * ATTN_DIM * c->context * c->n_seqs;
+        uint32_t n_calls;
+        CUgraphExec exec = attn_graph(c, &n_calls);
+        float us = median(exec, n_calls);
+
+        printf("attn %s %3u x %5u, %4u rows each: %9.2f us  %5.2f TB/s %6.0f TFLOP/s\n", c->name,
+               c->n_seqs, c->context, c->n, (double)us, bytes / (double)us * 1e-6,
+               attn_flop(c) / (double)us * 1e-6);
+    }
+}
+
 int main(int n, char **arguments) {
     struct err e = {""};
     int r = gpu_open();
@@ -183,7 +295,9 @@ int main(int n, char **arguments) {
     if (r) return r;
     GPU_CHECK(cuda_gemm_open(gpu, &gemm, &e));
     load();
+    load_attn();
     for (int i = 1; i < n; i++) {
+        if (strcmp(arguments[i], "attn") == 0) bench_attn();
         if (strcmp(arguments[i], "gemm") == 0) bench_gemm();
         if (strcmp(arguments[i], "layer") == 0) bench_layer();
     }

@@ -1,0 +1,42 @@
+/* sm90_gemm - what becomes of the sums of a matrix product, for the kernels of few and many rows. */
+#ifndef LLM42D_PTX_SM90_GEMM_CUH
+#define LLM42D_PTX_SM90_GEMM_CUH
+
+#include "ptx/sm90.cuh"
+#include "ptx/sm90_gemm.h"
+#include "runtime/num.h"
+
+/* num_silu.  Where the power of two is neither large nor small, scaling by it is exact, and so may
+ * be done in one addition to the exponent: what num_exp2 does else is a third of an epilogue. */
+DEVICE float gemm_silu(float x) {
+    const float y = -x * NUM_LOG2E;
+    float shifted, f, p;
+
+    if (!(fabsf(x) < 64.0f)) return num_silu(x);
+    shifted = y + 0x1.8p23f;
+    f = y - (shifted - 0x1.8p23f);
+    p = num_fma(0x1.44138ap-13f, f, 0x1.5f0890p-10f);
+    p = num_fma(p, f, 0x1.3b2a54p-7f);
+    p = num_fma(p, f, 0x1.c6af6cp-5f);
+    p = num_fma(p, f, 0x1.ebfbe0p-3f);
+    p = num_fma(p, f, 0x1.62e430p-1f);
+    p = num_fma(p, f, 1.0f);
+    return x / (1.0f + num_from_bits(num_bits(p) + (num_bits(shifted) << 23)));
+}
+
+/* SPEC 2.8 on two sums each of gate and of up, in bf16. */
+DEVICE u32 gemm_gated(u32 gate, u32 up) {
+    const u32 s = sm90_pack(gemm_silu(num_from_bits(gate << 16)),
+                            gemm_silu(num_from_bits(gate & 0xffff0000)));
+
+    return sm90_pack(num_from_bits(s << 16) * num_from_bits(up << 16),
+                     num_from_bits(s & 0xffff0000) * num_from_bits(up & 0xffff0000));
+}
+
+/* bf16(old + y), twice. */
+DEVICE u32 gemm_residual(u32 old, u32 y) {
+    return sm90_pack(num_from_bits(old << 16) + num_from_bits(y << 16),
+                     num_from_bits(old & 0xffff0000) + num_from_bits(y & 0xffff0000));
+}
+
+#endif
