@@ -76,12 +76,18 @@ TILE bool tame(const struct cpu_chain *ch, const uint32_t *w, const int n_blocks
     return _mm256_testz_si256(top, top);
 }
 
-/* Asks for a group of each block.  The hardware does so too, but not past a page of 4 KiB, and it
- * begins anew at every block. */
-TILE void fetch(const struct cpu_chain *ch, const uint32_t *w, const int n_blocks) {
+/* Asks for a group of each block, by a number: past the last weights there is no pointer.  The
+ * hardware asks too, but it begins anew at every block and at every page of 4 KiB. */
+TILE void fetch(const struct cpu_chain *ch, const uint32_t *w, uint32_t group, const int n_blocks) {
+    const size_t skipped = group + FETCH_GROUPS < ch->n_groups ? 0 : ch->ahead;
+    const uintptr_t at =
+        (uintptr_t)w + (FETCH_GROUPS * CPU_PAIRS * CPU_LANES + skipped) * sizeof(*w);
+
     UNROLL for (int b = 0; b < n_blocks; b++) {
         UNROLL for (int i = 0; i < CPU_PAIRS * CPU_LANES; i += LINE_WORDS) {
-            _mm_prefetch((const char *)(w + (size_t)b * ch->block_stride + i), _MM_HINT_T0);
+            const size_t word = (size_t)b * ch->block_stride + (size_t)i;
+
+            _mm_prefetch((const char *)(at + word * sizeof(*w)), _MM_HINT_T0);
         }
     }
 }
@@ -120,11 +126,7 @@ TILE void tile(const struct cpu_chain *ch, uint32_t row, uint32_t block, const i
         __m256 scale[TILE_MAX];
         unsigned kind = 0;
 
-        if (ch->fetch)
-            fetch(ch,
-                  w + FETCH_GROUPS * CPU_PAIRS * CPU_LANES +
-                      (g + FETCH_GROUPS < ch->n_groups ? 0 : ch->ahead),
-                  n_blocks);
+        if (ch->fetch) fetch(ch, w, g, n_blocks);
         UNROLL for (int r = 0; r < n_rows; r++) kind |= kinds[r][g];
         if (kind == CPU_ZERO && tame(ch, w, n_blocks)) continue;
 
