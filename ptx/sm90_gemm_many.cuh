@@ -7,7 +7,7 @@
  *   grid      clusters of 2 blocks, any number; each takes in turn a pair of row tiles, one a
  *             block, and N rows of W
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
- *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 24 KB
+ *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
  *   bound by  tensor cores, and for large ones the card's power limit
  *
@@ -34,9 +34,7 @@ enum {
     X_BYTES = ROWS * ROW_BYTES,
     COMPUTE_WARPS = 8,
     CHUNK_COLUMNS = 16, /* of the output, staged for full sectors */
-    CHUNK_PITCH = 48,   /* bytes, against bank conflicts */
-    CHUNK_BYTES = 16 * CHUNK_PITCH,
-    CHUNKS_STAGED = 4,
+    STAGING_PITCH = 144, /* bytes: four chunks, and against bank conflicts */
     LAG_BARRIER = 1,
 };
 
@@ -144,76 +142,82 @@ DEVICE void many_add(float (&c)[N / 2], const float (&left)[N / 2], const float 
     for (int i = 0; i < N / 2; i++) c[i] = left[i] + right[i];
 }
 
-/* A warp's 16 rows of the output, COLUMNS of it at once (a multiple of 16), from fragments as
- * stmatrix takes them: through shared memory, so that a lane has 16 adjacent bytes.  All stores to
- * shared memory go first, then all loads: one latency, not one a chunk. */
+/* A warp's 16 rows of the output, CHUNKS of 16 columns, from fragments as stmatrix takes them:
+ * through shared memory, so that lanes next to each other have 16 adjacent bytes each and a store
+ * touches few lines.  All stores to shared memory go first, then all loads: one latency, not one
+ * a chunk. */
 template <int CHUNKS>
 DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 column, u32 n_columns,
                      const u32 (&pairs)[CHUNKS][4]) {
+    constexpr u32 pieces = 2 * CHUNKS; /* of 16 bytes, to a row */
     const u32 lane = threadIdx.x % 32;
-    const u32 from = staging + (lane % 16) * CHUNK_PITCH + lane / 16 * 16;
-    const u32 to = staging + lane / 2 * CHUNK_PITCH + lane % 2 * 16;
-    uint4 *out = (uint4 *)((u16 *)g.out + (u64)(row + lane / 2) * g.out_stride + column +
-                           lane % 2 * 8);
-    const u32 n_left = row + lane / 2 < g.n_rows && column + lane % 2 * 8 < n_columns
-                           ? n_columns - column - lane % 2 * 8
-                           : 0;
+    const u32 to = staging + (lane % 16) * STAGING_PITCH + lane / 16 * 16;
     uint4 v[CHUNKS];
 
     __syncwarp(); /* what was here before has been read */
 #pragma unroll
     for (u32 i = 0; i < CHUNKS; i++)
-        sm90_store_matrices(from + i * CHUNK_BYTES, pairs[i][0], pairs[i][1], pairs[i][2],
-                            pairs[i][3]);
+        sm90_store_matrices(to + i * 32, pairs[i][0], pairs[i][1], pairs[i][2], pairs[i][3]);
     __syncwarp(); /* lanes read what others wrote */
 #pragma unroll
-    for (u32 i = 0; i < CHUNKS; i++)
+    for (u32 i = 0; i < CHUNKS; i++) {
+        const u32 e = i * 32 + lane;
+
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
-                     : "r"(to + i * CHUNK_BYTES)
+                     : "r"(staging + e / pieces * STAGING_PITCH + e % pieces * 16)
                      : "memory");
-    if (g.form == SM90_GEMM_ADD)
+    }
 #pragma unroll
-        for (u32 i = 0; i < CHUNKS; i++) {
-            uint4 old = {0, 0, 0, 0};
+    for (u32 i = 0; i < CHUNKS; i++) {
+        const u32 e = i * 32 + lane, r = row + e / pieces, c = column + e % pieces * 8;
+        uint4 *out = (uint4 *)((u16 *)g.out + (u64)r * g.out_stride + c);
 
-            if (i * CHUNK_COLUMNS < n_left) old = out[i * 2];
+        if (r >= g.n_rows || c >= n_columns) continue;
+        if (g.form == SM90_GEMM_ADD) {
+            const uint4 old = *out;
+
             v[i] = make_uint4(gemm_residual(old.x, v[i].x), gemm_residual(old.y, v[i].y),
                               gemm_residual(old.z, v[i].z), gemm_residual(old.w, v[i].w));
         }
-#pragma unroll
-    for (u32 i = 0; i < CHUNKS; i++)
-        if (i * CHUNK_COLUMNS < n_left) out[i * 2] = v[i];
+        *out = v[i];
+    }
 }
 
-/* CHUNKS of 16 columns from chunk FIRST on. */
-template <int N, int FIRST, int CHUNKS>
+/* Chunks from FIRST to END, at most AT_ONCE together. */
+template <int N, int FIRST, int END, int AT_ONCE>
 DEVICE void many_store_plain(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
                              u32 row, u32 n) {
-    u32 pairs[CHUNKS][4];
+    constexpr int chunks = END - FIRST < AT_ONCE ? END - FIRST : AT_ONCE;
+    u32 pairs[chunks][4];
 
 #pragma unroll
-    for (u32 j = 0; j < CHUNKS; j++)
+    for (u32 j = 0; j < chunks; j++)
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
             pairs[j][i] = sm90_pack(c[8 * (FIRST + j) + 2 * i], c[8 * (FIRST + j) + 2 * i + 1]);
-    many_put<CHUNKS>(g, staging, row, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
+    many_put<chunks>(g, staging, row, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
+    if constexpr (FIRST + chunks < END)
+        many_store_plain<N, FIRST + chunks, END, AT_ONCE>(c, g, staging, row, n);
 }
 
-template <int N, int FIRST, int CHUNKS>
+template <int N, int FIRST, int END>
 DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
                              u32 row, u32 n) {
-    u32 pairs[CHUNKS][4];
+    constexpr int chunks = END - FIRST < 4 ? END - FIRST : 4;
+    u32 pairs[chunks][4];
 
 #pragma unroll
-    for (u32 j = 0; j < CHUNKS; j++)
+    for (u32 j = 0; j < chunks; j++)
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2; /* of gate; up is 4 further */
 
             pairs[j][i] = gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
         }
-    many_put<CHUNKS>(g, staging, row, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
+    many_put<chunks>(g, staging, row, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
+    if constexpr (FIRST + chunks < END)
+        many_store_gated<N, FIRST + chunks, END>(c, g, staging, row, n);
 }
 
 template <int N>
@@ -232,25 +236,19 @@ DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u
         }
 }
 
-template <int N>
+template <int N, int SEGMENTS>
 DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging, u32 row,
                        u32 n) {
-    constexpr int chunks = N / CHUNK_COLUMNS, gated = chunks / 2;
+    constexpr int chunks = N / CHUNK_COLUMNS;
 
-    if (g.form == SM90_GEMM_F32) {
+    if (g.form == SM90_GEMM_F32)
         many_store_f32<N>(c, g, row, n);
-    } else if (g.form == SM90_GEMM_SILU) {
-        many_store_gated<N, 0, 4>(c, g, staging, row, n);
-        if constexpr (gated > 4)
-            many_store_gated<N, 4, gated - 4>(c, g, staging, row, n);
-    } else {
-        many_store_plain<N, 0, 4>(c, g, staging, row, n);
-        many_store_plain<N, 4, 4>(c, g, staging, row, n);
-        if constexpr (chunks > 8)
-            many_store_plain<N, 8, chunks - 8 < 4 ? chunks - 8 : 4>(c, g, staging, row, n);
-        if constexpr (chunks > 12)
-            many_store_plain<N, 12, chunks - 12>(c, g, staging, row, n);
-    }
+    else if (SEGMENTS > 1) /* no image of gate and up is made for segments; registers are few */
+        many_store_plain<N, 0, chunks, 2>(c, g, staging, row, n);
+    else if (g.form == SM90_GEMM_SILU)
+        many_store_gated<N, 0, chunks / 2>(c, g, staging, row, n);
+    else
+        many_store_plain<N, 0, chunks, 4>(c, g, staging, row, n);
 }
 
 template <int N, int STAGES, int SEGMENTS>
@@ -285,7 +283,7 @@ DEVICE void many_compute(const struct sm90_gemm &g, u32 ring, u32 staging, u32 f
                 many_add<N>(c, c, p);
             }
         }
-        many_store<N>(c, g, staging, row + wg * 64 + warp * 16, n);
+        many_store<N, SEGMENTS>(c, g, staging, row + wg * 64 + warp * 16, n);
     }
 }
 
@@ -318,7 +316,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         sm90_wait_previous(); /* `out` is ours now */
         many_compute<N, STAGES, SEGMENTS>(
-            g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (CHUNKS_STAGED * CHUNK_BYTES),
+            g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (16 * STAGING_PITCH),
             full, empty, rank, warp / 4);
     }
     __syncwarp();

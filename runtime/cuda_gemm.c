@@ -22,8 +22,8 @@ enum {
     PART_PAD = 4, /* as in sm90_gemm_few.cuh */
     MANY_THREADS = 384,
     MANY_RANKS = 2,
-    MANY_STAGING_BYTES = 8 * 4 * 16 * 48, /* as in sm90_gemm_many.cuh */
-    MANY_GROUP = 8,                       /* pairs of row tiles: 4 MB of x at K = 1024 */
+    MANY_STAGING_BYTES = 8 * 16 * 144, /* as in sm90_gemm_many.cuh */
+    MANY_GROUP = 8,                    /* pairs of row tiles: 4 MB of x at K = 1024 */
     MANY_ROWS_MIN = 256,
     PACK_THREADS = 256,
     GRID_Y_MAX = 65535,
@@ -44,6 +44,7 @@ static const struct kernel_info {
     [CUDA_GEMM_MANY128] = {"sm90_gemm_bf16_many128", 128, 6},
     [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
     [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
+    [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
 };
 
 struct cuda_gemm {
@@ -114,7 +115,8 @@ void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, u
 }
 
 static bool is_few(enum cuda_gemm_kernel kernel) {
-    return kernel >= CUDA_GEMM_FEW8 && kernel <= CUDA_GEMM_FEW128;
+    return (kernel >= CUDA_GEMM_FEW8 && kernel <= CUDA_GEMM_FEW128) ||
+           kernel == CUDA_GEMM_FEW8_NVRTC;
 }
 
 /* Blocks of K must not straddle segments, and a block's share of them fits its registers. */
@@ -164,7 +166,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
 
         if (is_few(i))
             n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE : RING_BYTES);
-        if (i >= CUDA_GEMM_MANY128) n_bytes = shared_bytes_many(i);
+        if (kernels[i].stages) n_bytes = shared_bytes_many(i);
         r = cuda_driver_entry(d, kernels[i].name, kernels[i].name, n_bytes, &g->entries[i], e);
     }
     if (r < 0) {

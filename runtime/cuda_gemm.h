@@ -59,6 +59,7 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_MANY128,
     CUDA_GEMM_MANY192,
     CUDA_GEMM_MANY224,
+    CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; never chosen */
     CUDA_GEMM_END,
 };
 

@@ -131,12 +131,14 @@ static void bench_gemm(void) {
                 for (int overlap = 0; overlap < 2; overlap++) {
                     const int chosen =
                         (int)cuda_gemm_choose(&weights[m][0], n_rows, matrices[m].segments);
-                    const bool many = k >= CUDA_GEMM_MANY128;
+                    const bool many = k >= CUDA_GEMM_MANY128 && k <= CUDA_GEMM_MANY224;
+                    const bool twin = k == CUDA_GEMM_FEW8_NVRTC && chosen == CUDA_GEMM_FEW8;
                     float us;
 
                     /* Beside the one chosen, where the choice might be another. */
-                    if (k != chosen && (n_rows < 128 || n_rows > 512)) continue;
-                    if (k != chosen && k < CUDA_GEMM_FEW64) continue;
+                    if (k != chosen && !twin && (n_rows < 128 || n_rows > 512)) continue;
+                    if (k != chosen && !twin && (k < CUDA_GEMM_FEW64 || k > CUDA_GEMM_MANY224))
+                        continue;
                     if (many && overlap) continue;
                     if (!cuda_gemm_can(k, &weights[m][0], matrices[m].segments)) continue;
                     begin();

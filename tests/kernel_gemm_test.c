@@ -338,7 +338,7 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
             const size_t n_values = (size_t)counts[c] * n_out;
 
             args.n_rows = counts[c];
-            if (k < CUDA_GEMM_MANY128 && counts[c] > 300) continue;
+            if ((k < CUDA_GEMM_MANY128 || k > CUDA_GEMM_MANY224) && counts[c] > 300) continue;
             GPU_DRIVER(cuMemsetD8Async(d_out, GPU_POISON, out_bytes, gpu->stream));
             if (!cuda_gemm_can(k, &w, segments)) continue;
             GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));

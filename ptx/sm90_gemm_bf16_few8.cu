@@ -1,8 +1,0 @@
-// sm90_gemm_bf16_few8 - y = W x in tiles of 8 rows of x: see sm90_gemm_few.cuh.
-#include "ptx/sm90_gemm_few.cuh"
-
-extern "C" __global__ void __launch_bounds__(320, 2)
-    sm90_gemm_bf16_few8(const __grid_constant__ struct sm90_map map,
-                         const __grid_constant__ struct sm90_gemm g) {
-    few_run<8>(&map, g);
-}
