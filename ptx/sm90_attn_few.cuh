@@ -35,7 +35,7 @@ struct few_shared {
     u64 full[FEW_STAGES], empty[FEW_STAGES];
     float maxima[2][HEADS][FEW_WARPS];
     u16 p[2][HEADS][P_PITCH];
-    u32 is_last;
+    u32 count; /* of parts before ours */
 };
 
 /* What a block does: keys first .. end - 1 for some heads of one row. */
@@ -129,84 +129,15 @@ DEVICE void few_write(const struct sm90_attn &a, const struct few_unit &u,
     if (!fine) ((unsigned char *)a.flagged)[u.row] = 1;
 }
 
-/* A part: M and l of each head, then sums [head][D]. */
-template <int D>
-DEVICE float *few_part(const struct sm90_attn &a, u32 slot) {
-    return (float *)a.parts + (u64)slot * HEADS * (2 + D);
-}
-
 template <int D>
 DEVICE void few_park(const struct sm90_attn &a, const struct few_unit &u,
                      const struct few_sums<D> &s, u32 head, u32 column, bool first) {
-    float *part = few_part<D>(a, u.slot + u.part), *o = part + 2 * HEADS + head * D + column;
+    float *part = attn_part<D, HEADS>(a, u.slot + u.part), *o = part + 2 * HEADS + head * D + column;
 
     if (first) *(float2 *)(part + 2 * head) = make_float2(s.m, s.l);
 #pragma unroll
     for (u32 j = 0; j < D / 32; j++)
         *(float2 *)(o + j * 8) = make_float2(s.o[2 * j], s.o[2 * j + 1]);
-}
-
-/* All parts of the row, upward, by all threads; loads of several parts are in flight at once. */
-template <int D>
-DEVICE void few_combine(const struct sm90_attn &a, const struct few_unit &u) {
-    enum { AT_ONCE = 8 };
-
-    for (u32 e = threadIdx.x; e < u.n_heads * (D / 4); e += FEW_THREADS) {
-        const u32 head = e / (D / 4), column = e % (D / 4) * 4;
-        float m = ATTN_M_START, l = 0.0f;
-        float4 t = {0.0f, 0.0f, 0.0f, 0.0f};
-
-        for (u32 first = 0; first < u.n_parts; first += AT_ONCE) {
-            float4 o[AT_ONCE];
-            float2 ml[AT_ONCE];
-
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                const float *part = few_part<D>(a, u.slot + min(first + i, u.n_parts - 1));
-
-                /* Past L1, where an older launch's may be. */
-                o[i] = __ldcg((const float4 *)(part + 2 * HEADS + head * D + column));
-                ml[i] = __ldcg((const float2 *)(part + 2 * head));
-            }
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                const struct attn_fold f = attn_fold(m, ml[i].x);
-
-                if (first + i >= u.n_parts) break;
-                m = f.m;
-                l = attn_folded(f, l, ml[i].y);
-                t.x = attn_folded(f, t.x, o[i].x);
-                t.y = attn_folded(f, t.y, o[i].y);
-                t.z = attn_folded(f, t.z, o[i].z);
-                t.w = attn_folded(f, t.w, o[i].w);
-            }
-        }
-        const float inverse = 1.0f / l;
-        const float x = attn_result(t.x, inverse), y = attn_result(t.y, inverse);
-        const float z = attn_result(t.z, inverse), w = attn_result(t.w, inverse);
-        u16 *out = (u16 *)a.out + ((u64)u.row * a.n_heads + u.head + head) * D + column;
-
-        *(uint2 *)out = make_uint2(sm90_pack(x, y), sm90_pack(z, w));
-        if (!attn_sums_fine(m, l) || !attn_finite(x) || !attn_finite(y) || !attn_finite(z) ||
-            !attn_finite(w))
-            ((unsigned char *)a.flagged)[u.row] = 1;
-    }
-}
-
-/* The last block of the row folds all of its parts. */
-template <int D>
-DEVICE void few_finish(const struct sm90_attn &a, const struct few_unit &u,
-                       struct few_shared &sh) {
-    u32 *counter = (u32 *)a.counters + blockIdx.y * gridDim.x + blockIdx.x;
-
-    __threadfence(); /* our part before our count */
-    sm90_named_sync(1, FEW_THREADS);
-    if (threadIdx.x == 0) sh.is_last = atomicAdd(counter, 1u) == u.n_parts - 1;
-    sm90_named_sync(1, FEW_THREADS);
-    if (!sh.is_last) return;
-    __threadfence(); /* the others' parts after their counts */
-    few_combine<D>(a, u);
-    if (threadIdx.x == 0) *counter = 0; /* for the next launch */
 }
 
 /* Values past the end of the sequence may be anything, and 0 times a NaN is not 0. */
@@ -365,10 +296,13 @@ DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
 #pragma unroll
         for (u32 j = 0; j < n_fragments; j++) o[j][0] = o[j][1] = 0.0f;
     }
-    if (u.n_parts > 1)
-        few_finish<D>(a, u, sh);
-    else if (real)
+    if (u.n_parts > 1) {
+        if (attn_last(a, u.n_parts, 1, FEW_THREADS, sh.count))
+            attn_combine<D, HEADS>(a, u.slot, u.n_parts, u.n_heads, u.row, u.head, HEADS,
+                                   FEW_THREADS);
+    } else if (real) {
         few_write<D>(a, u, total, head, columns + q * 2);
+    }
 }
 
 extern __shared__ unsigned char few_dynamic[];

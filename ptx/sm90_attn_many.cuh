@@ -1,9 +1,8 @@
 /* sm90_attn_many - attention of adjacent rows of a sequence: each key is read once for up to 64
  * query rows a warpgroup (a query row is a position and a query head of the KV head).
  *
- *   a         see sm90_attn.h; n_splits is 1, n_shared at most 64; tiles of at most
- *             64 WGS / n_shared rows
- *   grid      (KV heads, tiles, 1)
+ *   a         see sm90_attn.h; n_shared at most 64; tiles of at most 64 WGS / n_shared rows
+ *   grid      (KV heads, tiles, n_splits)
  *   block     WGS warpgroups that compute, then one that copies (WGS == 2) or one warp
  *   shared    1024 to align, STAGES x 128 keys (or values) x D, then for each warpgroup queries
  *             and running totals, 64 x D of 2 and of 4 bytes
@@ -11,13 +10,14 @@
  *   bound by  tensor cores and the exponentials between them
  *
  * Scores of the next block are under way while the weights of this one are computed; of two
- * warpgroups one computes weights while the other's steps run.  Splits are folded where they end.
+ * warpgroups one computes weights while the other's steps run.  With n_splits == 1 a block folds splits where they end; else it has
+ * one, and the last block of a tile to finish folds them all.
  *
  *   barrier      arrives                 waits
  *   full         copier, the bytes       all who compute
  *   empty        a lane of each warp     copier
  *   named 1 + w  warpgroup w: its queries are there; then V of the last block is cut
- *   named 3      all who compute: nobody will find another bad value
+ *   named 3      all who compute: nobody will find another bad value; then parts are written
  *   named 4 + w  warpgroup w may issue its steps: the other has */
 #ifndef LLM42D_PTX_SM90_ATTN_MANY_CUH
 #define LLM42D_PTX_SM90_ATTN_MANY_CUH
@@ -44,6 +44,7 @@ struct many_layout {
 template <int STAGES>
 struct many_shared {
     u64 full[STAGES], empty[STAGES];
+    u32 count; /* of parts before ours */
     u32 bad; /* the first key whose values are not finite, of those that not all rows see */
 };
 
@@ -58,15 +59,32 @@ struct many_stage {
     }
 };
 
+/* Keys first .. end - 1 of a tile. */
+struct many_unit {
+    u32 first, end;
+    u32 n_parts, part, slot; /* of the tile, this one's, the first one's place */
+};
+
+DEVICE struct many_unit many_unit(const struct sm90_attn &a, const struct sm90_attn_tile &tile) {
+    struct many_unit u;
+
+    u.part = blockIdx.z;
+    u.n_parts = a.n_splits == 1 ? 1 : (tile.end + a.split_keys - 1) / a.split_keys;
+    u.slot = (blockIdx.y * gridDim.x + blockIdx.x) * a.n_splits;
+    u.first = u.part * a.split_keys;
+    u.end = a.n_splits == 1 ? tile.end : min(u.first + a.split_keys, tile.end);
+    return u;
+}
+
 template <int D, int WGS, int STAGES>
 DEVICE void many_copy(const struct sm90_attn &a, const struct sm90_attn_tile &tile,
-                      struct many_shared<STAGES> &sh, u32 ring) {
+                      const struct many_unit &unit, struct many_shared<STAGES> &sh, u32 ring) {
     using layout = many_layout<D, WGS, STAGES>;
     const u32 *table = (const u32 *)a.table + (u64)tile.seq * a.n_seq_pages;
     struct many_stage<STAGES> stage = {0, 0};
 
-    for (u32 key = 0; key < tile.end; key += BLOCK) {
-        const u32 n_pages = min(2u, (tile.end - key + PAGE - 1) / PAGE);
+    for (u32 key = unit.first; key < unit.end; key += BLOCK) {
+        const u32 n_pages = min(2u, (unit.end - key + PAGE - 1) / PAGE);
         const char *from[2];
 
 #pragma unroll
@@ -240,7 +258,8 @@ struct many_place {
 template <int D, int WGS, int STAGES, bool MORE>
 DEVICE void many_step(const struct sm90_attn &a, const struct sm90_attn_tile &tile,
                       struct many_shared<STAGES> &sh, const many_place<D, WGS, STAGES> &at,
-                      struct many_rows<D> &t, struct many_stage<STAGES> &stage, u32 start) {
+                      struct many_rows<D> &t, struct many_stage<STAGES> &stage, u32 start,
+                      bool folds) {
     using layout = many_layout<D, WGS, STAGES>;
     const struct many_stage<STAGES> v = stage;
     const u32 values = at.ring + v.index * layout::stage_bytes, lane = threadIdx.x % 32;
@@ -299,7 +318,7 @@ DEVICE void many_step(const struct sm90_attn &a, const struct sm90_attn_tile &ti
     sm90_pin(t.o);
     if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[v.index]));
     if constexpr (MORE) many_pack<D>(t);
-    if (ends) {
+    if (ends && folds) {
         many_fold<D>(t, m, at.total, !MORE);
         t.folded = true;
         t.fresh = true;
@@ -326,6 +345,29 @@ DEVICE void many_queries(const struct sm90_attn &a, const struct sm90_attn_tile 
                      : "memory");
     }
     sm90_fence_async();
+}
+
+/* What the one split of this block leaves.  A row that saw a bad value must not come to anything:
+ * a NaN in its sum of weights stays to the end. */
+template <int D, int WGS>
+DEVICE void many_park(const struct sm90_attn &a, const struct many_unit &unit,
+                      const struct many_rows<D> &t, u32 first, u32 n_rows, u32 bad) {
+    const u32 lane = threadIdx.x % 32;
+    float *part = attn_part<D, WGS * WG_ROWS>(a, unit.slot + unit.part);
+
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        const u32 r = first + lane / 4 + 8 * h;
+        float *o = part + 2 * WGS * WG_ROWS + r * D + lane % 4 * 2;
+
+        if (r >= n_rows) continue;
+        if (lane % 4 == 0)
+            *(float2 *)(part + 2 * r) =
+                make_float2(t.m[h], t.position[h] < bad ? t.sums[2 * h] : NUM_NAN);
+#pragma unroll
+        for (u32 j = 0; j < D / 8; j++)
+            *(float2 *)(o + j * 8) = make_float2(t.o[4 * j + 2 * h], t.o[4 * j + 2 * h + 1]);
+    }
 }
 
 template <int D>
@@ -357,7 +399,7 @@ DEVICE void many_write(const struct sm90_attn &a, const struct sm90_attn_tile &t
 
 template <int D, int WGS, int STAGES>
 DEVICE void many_compute(const struct sm90_attn &a, const struct sm90_attn_tile &tile,
-                         struct many_shared<STAGES> &sh, u32 base) {
+                         const struct many_unit &unit, struct many_shared<STAGES> &sh, u32 base) {
     using layout = many_layout<D, WGS, STAGES>;
     const u32 wg = threadIdx.x / WG_THREADS, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const many_place<D, WGS, STAGES> at = {
@@ -367,7 +409,7 @@ DEVICE void many_compute(const struct sm90_attn &a, const struct sm90_attn_tile 
     const u32 first = wg * WG_ROWS + warp * 16, n_rows = tile.n_rows * a.n_shared;
     struct many_stage<STAGES> stage = {0, 0};
     struct many_rows<D> t;
-    u32 start = 0;
+    u32 start = unit.first;
 
     many_queries<D>(a, tile, at.queries, wg * WG_ROWS);
     sm90_named_sync(1 + wg, WG_THREADS); // all queries are there
@@ -396,13 +438,20 @@ DEVICE void many_compute(const struct sm90_attn &a, const struct sm90_attn_tile 
     sm90_pin(t.s);
     if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[0]));
     stage.next();
-    many_weights<D>(t, 0, a.c);
+    many_weights<D>(t, start, a.c);
     many_pack<D>(t);
-    for (; start + BLOCK < tile.end; start += BLOCK)
-        many_step<D, WGS, STAGES, true>(a, tile, sh, at, t, stage, start);
-    many_step<D, WGS, STAGES, false>(a, tile, sh, at, t, stage, start);
+    for (; start + BLOCK < unit.end; start += BLOCK)
+        many_step<D, WGS, STAGES, true>(a, tile, sh, at, t, stage, start, unit.n_parts == 1);
+    many_step<D, WGS, STAGES, false>(a, tile, sh, at, t, stage, start, unit.n_parts == 1);
     if (WGS == 2) sm90_named_sync(3, 2 * WG_THREADS); // nobody will find another bad value
-    many_write<D>(a, tile, t, first, sh.bad);
+    if (unit.n_parts == 1) {
+        many_write<D>(a, tile, t, first, sh.bad);
+        return;
+    }
+    many_park<D, WGS>(a, unit, t, first, n_rows, sh.bad);
+    if (attn_last(a, unit.n_parts, 3, WGS * WG_THREADS, sh.count))
+        attn_combine<D, WGS * WG_ROWS>(a, unit.slot, unit.n_parts, n_rows, tile.row,
+                                       blockIdx.x * a.n_shared, a.n_shared, WGS * WG_THREADS);
 }
 
 extern __shared__ unsigned char many_dynamic[];
@@ -425,13 +474,15 @@ DEVICE void many_run(const struct sm90_attn &a) {
     __syncthreads(); // nobody touches a barrier before it is made
     sm90_wait_previous();
     tile = ((const struct sm90_attn_tile *)a.tiles)[blockIdx.y];
-    if (tile.n_rows == 0) return;
+    const struct many_unit unit = many_unit(a, tile);
+
+    if (tile.n_rows == 0 || unit.first >= unit.end) return;
     if (threadIdx.x >= WGS * WG_THREADS) {
         if (WGS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == WGS * WG_THREADS) many_copy<D, WGS, STAGES>(a, tile, sh, base);
+        if (threadIdx.x == WGS * WG_THREADS) many_copy<D, WGS, STAGES>(a, tile, unit, sh, base);
     } else {
         if (WGS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        many_compute<D, WGS, STAGES>(a, tile, sh, base);
+        many_compute<D, WGS, STAGES>(a, tile, unit, sh, base);
     }
 }
 

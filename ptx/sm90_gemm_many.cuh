@@ -205,7 +205,7 @@ template <int N, int FIRST, int END>
 DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
                              u32 row, u32 n) {
     constexpr int chunks = END - FIRST < 4 ? END - FIRST : 4;
-    u32 pairs[chunks][4];
+    u32 pairs[chunks][4], rare = 0;
 
 #pragma unroll
     for (u32 j = 0; j < chunks; j++)
@@ -213,8 +213,20 @@ DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g,
         for (u32 i = 0; i < 4; i++) {
             const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2; /* of gate; up is 4 further */
 
-            pairs[j][i] = gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
+            pairs[j][i] = gemm_gated_fast(sm90_pack(c[at], c[at + 1]),
+                                          sm90_pack(c[at + 4], c[at + 5]), rare);
         }
+    /* Apart from the others, for this is code of many kilobytes, which fetching alone makes slow. */
+    if (__any_sync(0xffffffff, rare))
+#pragma unroll
+        for (u32 j = 0; j < chunks; j++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2;
+
+                pairs[j][i] =
+                    gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
+            }
     many_put<chunks>(g, staging, row, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
     if constexpr (FIRST + chunks < END)
         many_store_gated<N, FIRST + chunks, END>(c, g, staging, row, n);
@@ -260,7 +272,8 @@ DEVICE void many_compute(const struct sm90_gemm &g, u32 ring, u32 staging, u32 f
     float c[N / 2] = {0}, p[SEGMENTS > 1 ? N / 2 : 1] = {0}, q[SEGMENTS > 2 ? N / 2 : 1] = {0};
 
     /* Of the first segment of this block; no longer than it, or nobody would be waited for. */
-    u32 lag = wg == 0 ? min((u32)(STAGES / 2 - 1), n_blocks) : 0;
+    constexpr u32 lag_blocks = SEGMENTS > 1 ? STAGES / 2 - 1 : STAGES / 2;
+    u32 lag = wg == 0 ? min(lag_blocks, n_blocks) : 0;
 
     if (wg == 1 && blockIdx.x / RANKS < n_tiles)
         sm90_named_sync(LAG_BARRIER, COMPUTE_WARPS * 32);

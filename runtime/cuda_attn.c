@@ -17,8 +17,9 @@ enum {
     FEW_STAGES = 3, /* as in sm90_attn_few.cuh */
     FEW_THREADS = 160,
     ALIGN_BYTES = 1024,
-    SHARED_FOLD_PARTS = 8192, /* of rows whose splits are spread over blocks, in a launch */
-    BLOCKS_THAT_FILL = 64,    /* so many blocks read at the memory's rate */
+    FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
+    FOLD_BYTES = 48 << 20, /* of what their splits leave */
+    BLOCKS_THAT_FILL = 64, /* so many blocks read at the memory's rate */
 };
 
 /* As the entries are compiled. */
@@ -94,12 +95,9 @@ void cuda_attn_close(struct cuda_attn *a) {
     free(a);
 }
 
-static uint64_t part_bytes(const struct cuda_attn *a) {
-    return SM90_ATTN_FEW_HEADS * (2 + a->shape.head_dim) * sizeof(float);
-}
-
 uint64_t cuda_attn_work_bytes(const struct cuda_attn *a) {
-    return SHARED_FOLD_PARTS * (part_bytes(a) + sizeof(uint32_t));
+    (void)a;
+    return FOLD_TILES * sizeof(uint32_t) + FOLD_BYTES;
 }
 
 /* Query rows of a run of n rows decide who computes it. */
@@ -140,31 +138,60 @@ static uint32_t plan_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
     return n_tiles;
 }
 
+/* At least n, so that graphs made for one step fit the next. */
+static uint64_t power_of_two(uint64_t n) {
+    uint64_t power = 1;
+
+    while (power < n) power *= 2;
+    return n ? power : 0;
+}
+
 void cuda_attn_plan(const struct cuda_attn *a, const struct device_row *rows, uint32_t n_rows,
                     struct sm90_attn_tile *out_tiles, struct cuda_attn_plan *out_plan) {
-    uint32_t n_tiles = 0;
+    uint32_t n_tiles = 0, end_max[CUDA_ATTN_KINDS] = {0};
+    uint64_t n_keys[CUDA_ATTN_KINDS] = {0};
 
     memset(out_plan, 0, sizeof(*out_plan));
     for (uint32_t kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
         out_plan->n_tiles[kind] = plan_kind(a, kind, rows, n_rows, out_tiles + n_tiles);
+        for (uint32_t i = n_tiles; i < n_tiles + out_plan->n_tiles[kind]; i++) {
+            n_keys[kind] += out_tiles[i].end;
+            if (out_tiles[i].end > end_max[kind]) end_max[kind] = out_tiles[i].end;
+        }
         n_tiles += out_plan->n_tiles[kind];
     }
     ASSERT(n_tiles <= n_rows);
-    for (uint32_t i = 0; i < out_plan->n_tiles[CUDA_ATTN_FEW]; i++) {
-        out_plan->n_keys += out_tiles[i].end;
-        if (out_tiles[i].end > out_plan->end_max) out_plan->end_max = out_tiles[i].end;
+    out_plan->end_max = end_max[CUDA_ATTN_FEW];
+    out_plan->n_keys = n_keys[CUDA_ATTN_FEW];
+    for (uint32_t kind = CUDA_ATTN_SOME; kind < CUDA_ATTN_KINDS; kind++) {
+        out_plan->run_end_max[kind] = (uint32_t)power_of_two(end_max[kind]);
+        out_plan->run_n_keys[kind] = power_of_two(n_keys[kind]);
     }
 }
 
-/* Blocks of a row: one that folds all of its splits, unless the longest row would then keep the
- * others waiting, while there is room for what the splits leave. */
-static uint32_t count_splits(const struct cuda_attn_plan *plan, uint32_t n_units_of_row,
-                             uint32_t split_keys) {
-    const uint32_t n_splits = ceil_div(plan->end_max, split_keys);
-    const uint64_t n_units = (uint64_t)plan->n_tiles[CUDA_ATTN_FEW] * n_units_of_row;
+/* Floats of what a split leaves of a tile. */
+static uint64_t part_words(const struct cuda_attn *a, enum cuda_attn_kind kind) {
+    const uint32_t n_rows =
+        kind == CUDA_ATTN_FEW ? SM90_ATTN_FEW_HEADS : kinds[kind].warpgroups * SM90_ATTN_ROWS;
 
-    if (plan->n_keys * n_units_of_row >= (uint64_t)plan->end_max * BLOCKS_THAT_FILL) return 1;
-    return n_units * n_splits <= SHARED_FOLD_PARTS && n_splits > 0 ? n_splits : 1;
+    return (uint64_t)n_rows * (2 + a->shape.head_dim);
+}
+
+/* Blocks of a tile: one that folds all of its splits, unless the longest tile would then keep the
+ * others waiting, while there is room for what the splits leave. */
+static uint32_t count_splits(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
+                             enum cuda_attn_kind kind, uint32_t n_units_of_tile,
+                             uint32_t split_keys) {
+    const bool few = kind == CUDA_ATTN_FEW;
+    const uint32_t end_max = few ? plan->end_max : plan->run_end_max[kind];
+    const uint64_t n_keys = few ? plan->n_keys : plan->run_n_keys[kind];
+    const uint64_t n_units = (uint64_t)plan->n_tiles[kind] * n_units_of_tile;
+    const uint32_t n_splits = ceil_div(end_max, split_keys);
+    const uint64_t n_bytes = n_units * n_splits * part_words(a, kind) * sizeof(float);
+
+    if (n_splits <= 1 || n_keys * n_units_of_tile >= (uint64_t)end_max * BLOCKS_THAT_FILL) return 1;
+    if (n_units > FOLD_TILES || n_bytes > FOLD_BYTES) return 1;
+    return n_splits;
 }
 
 int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
@@ -179,7 +206,7 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         .table = args->d_table,
         .tiles = args->d_tiles,
         .counters = args->d_work,
-        .parts = args->d_work + SHARED_FOLD_PARTS * sizeof(uint32_t),
+        .parts = args->d_work + FOLD_TILES * sizeof(uint32_t),
         .q_stride = args->q_stride,
         .position_stride = args->position_stride,
         .n_heads = a->shape.n_heads,
@@ -206,7 +233,7 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         };
 
         if (plan->n_tiles[kind] == 0) continue;
-        p.n_splits = few ? count_splits(plan, launch.grid[0], args->split_keys) : 1;
+        p.n_splits = count_splits(a, plan, kind, launch.grid[0], args->split_keys);
         launch.grid[2] = p.n_splits;
         r = cuda_driver_launch(a->driver, &launch, e);
         p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);

@@ -35,6 +35,9 @@ struct cuda_attn_plan {
     uint32_t n_tiles[CUDA_ATTN_KINDS]; /* one kind after the other in the array of tiles */
     uint32_t end_max;                  /* of tiles of one row: the longest, in keys */
     uint64_t n_keys;                   /* of them all */
+    /* The same of the other kinds, rounded up to powers of two. */
+    uint32_t run_end_max[CUDA_ATTN_KINDS];
+    uint64_t run_n_keys[CUDA_ATTN_KINDS];
 };
 
 /* Bytes of one layer's pages, and of the keys and values of one page. */

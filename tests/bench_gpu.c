@@ -96,8 +96,8 @@ static void load(void) {
     free(host);
 }
 
-static void call(int m, int l, int kernel, uint64_t x, uint32_t x_stride, uint64_t out,
-                 uint32_t n_rows, bool overlap) {
+static void call(int m, int l, enum cuda_gemm_kernel kernel, uint64_t x, uint32_t x_stride,
+                 uint64_t out, uint32_t n_rows, bool overlap) {
     const struct cuda_gemm_args args = {
         .w = &weights[m][l],
         .d_x = x,
@@ -127,10 +127,10 @@ static void bench_gemm(void) {
             const double flop = 2.0 * n_rows * matrices[m].n * matrices[m].n_k;
 
             if (m == HEAD && n_rows > 256) continue;
-            for (int k = CUDA_GEMM_FEW8; k < CUDA_GEMM_END; k++)
+            for (enum cuda_gemm_kernel k = CUDA_GEMM_FEW8; k < CUDA_GEMM_END; k++)
                 for (int overlap = 0; overlap < 2; overlap++) {
-                    const int chosen =
-                        (int)cuda_gemm_choose(&weights[m][0], n_rows, matrices[m].segments);
+                    const enum cuda_gemm_kernel chosen =
+                        cuda_gemm_choose(&weights[m][0], n_rows, matrices[m].segments);
                     const bool many = k >= CUDA_GEMM_MANY128 && k <= CUDA_GEMM_MANY224;
                     const bool twin = k == CUDA_GEMM_FEW8_NVRTC && chosen == CUDA_GEMM_FEW8;
                     float us;
@@ -162,11 +162,11 @@ static void bench_layer(void) {
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
         for (int overlap = 0; overlap < 2; overlap++) {
             const uint32_t n_rows = counts[c];
-            int k[4];
+            enum cuda_gemm_kernel k[4];
             float us;
 
             for (int m = 0; m < 4; m++)
-                k[m] = (int)cuda_gemm_choose(&weights[m][0], n_rows, matrices[m].segments);
+                k[m] = cuda_gemm_choose(&weights[m][0], n_rows, matrices[m].segments);
             begin();
             for (int i = 0; i < 2 * LAYERS; i++) {
                 call(0, i % LAYERS, k[0], d_x, 4096, d_out, n_rows, overlap);

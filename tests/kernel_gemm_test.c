@@ -287,7 +287,7 @@ static void test_shape(const struct shape *s, uint32_t n_rows_max) {
     for (uint32_t n_rows = 1; n_rows <= n_rows_max; n_rows++) {
         /* All up to 33, then around multiples of 64. */
         if (n_rows > 33 && (n_rows + 1) % 64 > 2 && n_rows != n_rows_max) continue;
-        for (int k = 0; k < CUDA_GEMM_END; k++) {
+        for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
             if (s->turns)
                 run(&p, k, SM90_GEMM_SILU, n_rows, n_rows % 2);
             else if (n_rows % 3 == 0)
@@ -334,7 +334,7 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
     GPU_CHECK(cuda_gemm_run_by(gemm, CUDA_GEMM_ANY, &args, &e));
     gpu_read(want, d_out, out_bytes);
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
-        for (int k = CUDA_GEMM_FEW8; k < CUDA_GEMM_END; k++) {
+        for (enum cuda_gemm_kernel k = CUDA_GEMM_FEW8; k < CUDA_GEMM_END; k++) {
             const size_t n_values = (size_t)counts[c] * n_out;
 
             args.n_rows = counts[c];
