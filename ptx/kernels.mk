@@ -22,10 +22,15 @@ $(BUILD)/llm42d.a: $(kernel_objects)
 
 # Kernels of both kinds pass through the C preprocessor, so that they share constants and
 # runtime/num.h with the C files; it leaves line marks, so errors name our own lines.
-$(BUILD)/ptx/%.image: ptx/%.ptx
+$(BUILD)/ptx/%.image: ptx/%.ptx ptx/BUDGET
 	@mkdir -p $(@D)
 	$(Q)$(CC) -E -undef -nostdinc -x assembler-with-cpp -I. -MMD -MP -MT $@ -MF $(@D)/$(<F).dep $< -o $@.ptx
 	$(Q)$(PTXAS) -v --warning-as-error -arch=$(SM) $@.ptx -o $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
+	$(Q)awk -v name=$(*F) 'FNR == NR { if ($$1 == name) budget = $$2; next } \
+	    /[1-9][0-9]* bytes (stack|spill)/ { bad = 1 } \
+	    match($$0, /Used [0-9]+/) && substr($$0, RSTART + 5, RLENGTH - 5) + 0 > budget + 0 { bad = 1 } \
+	    { log_text = log_text $$0 "\n" } END { if (bad) print log_text "its budget: " budget; exit bad }' \
+	    ptx/BUDGET $@.log
 
 $(BUILD)/ptx/%.image: ptx/%.cu
 	@mkdir -p $(@D)
@@ -59,7 +64,7 @@ $(BUILD)/ptx/kernels_table.o: $(BUILD)/ptx/kernels_table.c
 .PHONY: FORCE gpu-programs
 
 # Programs that run where there is a GPU and little else: what they link beside libc is in them.
-gpu_tests := $(patsubst tests/%.c,$(BUILD)/gpu/%,$(wildcard tests/device_cuda_test.c tests/jit_test.c tests/kernel_*test.c))
+gpu_tests := $(patsubst tests/%.c,$(BUILD)/gpu/%,$(wildcard tests/device_cuda_*.c tests/jit_test.c tests/kernel_*test.c))
 
 gpu-programs: $(gpu_tests)
 

@@ -6,13 +6,15 @@
 //   shared    none
 //   rounding  none: bytes move
 //   bound by  HBM, and at a few rows by one round trip to it
-struct row {
-    unsigned token, position, seq;
-};
+#include "ptx/sm90.cuh"
+#include "ptx/sm90_batch.h"
 
 extern "C" __global__ void __launch_bounds__(128)
     sm90_embed_bf16(uint4 *__restrict__ x, const uint4 *__restrict__ table,
-                    const row *__restrict__ rows, unsigned hidden) {
+                    const batch_row *__restrict__ rows, unsigned hidden) {
+    sm90_wait_previous();
+    sm90_launch_next();
+
     const unsigned n_vec = hidden / 8;
     const uint4 *from = table + (size_t)rows[blockIdx.x].token * n_vec;
     uint4 *to = x + (size_t)blockIdx.x * n_vec;

@@ -6,6 +6,7 @@
 //   shared    none
 //   rounding  bit-exact: exp2p of num.h, the tree over adjacent ids
 //   bound by  HBM, 4 bytes a logit
+#include "ptx/sm90.cuh"
 #include "ptx/sm90_batch.h"
 #include "runtime/num.h"
 
@@ -14,6 +15,9 @@ enum { WARPS = 8, CHUNK = 128 };
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     sm90_lse_f32(batch_chunk *__restrict__ chunks, const float *__restrict__ logits, unsigned vocab,
                  unsigned stride, unsigned n_chunks) {
+    sm90_wait_previous();
+    sm90_launch_next();
+
     const unsigned lane = threadIdx.x % 32, chunk = blockIdx.x * WARPS + threadIdx.x / 32;
     const unsigned id = chunk * CHUNK + 4 * lane;
     const float *from = logits + (size_t)blockIdx.y * stride;

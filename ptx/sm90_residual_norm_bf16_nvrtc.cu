@@ -10,6 +10,7 @@
 //   shared    1 KB
 //   rounding  bit-exact: squares joined by the tree over adjacent pairs, or by runs below it
 //   bound by  HBM at many rows; at few by two barriers and three trips to L2
+#include "ptx/sm90.cuh"
 #include "ptx/sm90_batch.h"
 #include "runtime/num.h"
 
@@ -59,6 +60,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                             unsigned n, float eps, unsigned run) {
     __shared__ float chunks[CHUNKS_MAX];
     __shared__ float total;
+
+    sm90_wait_previous();
+    sm90_launch_next();
+
     const unsigned n_vec = n / VECTOR, lane = threadIdx.x % 32;
     const unsigned row = wants ? wants[blockIdx.x].row : blockIdx.x;
     vector *x_row = x + (size_t)row * n_vec;

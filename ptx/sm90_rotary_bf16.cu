@@ -4,51 +4,91 @@
 //   kv        the pages of one layer, laid out as ptx/sm90_attn.h and sm90_kv.h say
 //   cos, sin  bf16 [.][head_dim / 2]
 //   pages     u32 [.][n_seq_pages]
-//   grid      (rows, 1, 1)      block (256, 1, 1)
+//   grid      (rows, 2, 1)      block (256, 1, 1)
 //   shared    none
 //   rounding  bit-exact: products exact, one addition rounded, then bf16
-//   bound by  latency: three dependent reads of global memory
+//   bound by  latency: three dependent reads of global memory; all accesses are 16 bytes wide
+#include "ptx/sm90.cuh"
 #include "ptx/sm90_batch.h"
 #include "ptx/sm90_kv.h"
 #include "runtime/num.h"
 
 enum { THREADS = 256 };
 
+static __device__ inline unsigned pack(float low, float high) {
+    return num_to_bf16(low) | (unsigned)num_to_bf16(high) << 16;
+}
+
+static __device__ inline float first(unsigned two) {
+    return num_from_bits(two << 16);
+}
+
+static __device__ inline float second(unsigned two) {
+    return num_from_bits(two & 0xffff0000u);
+}
+
+// Two adjacent pairs' first values, turned; and their second ones.
+static __device__ inline unsigned turn_low(unsigned low, unsigned high, unsigned c, unsigned s) {
+    return pack(first(low) * first(c) - first(high) * first(s),
+                second(low) * second(c) - second(high) * second(s));
+}
+
+static __device__ inline unsigned turn_high(unsigned low, unsigned high, unsigned c, unsigned s) {
+    return pack(first(high) * first(c) + first(low) * first(s),
+                second(high) * second(c) + second(low) * second(s));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     sm90_rotary_bf16(unsigned short *qkv, unsigned short *__restrict__ kv, const unsigned short *__restrict__ cos,
                      const unsigned short *__restrict__ sin, const batch_row *__restrict__ rows,
                      const unsigned *__restrict__ pages, unsigned n_seq_pages, unsigned n_heads,
                      unsigned n_kv_heads, unsigned dim) {
+    sm90_wait_previous();
+    sm90_launch_next();
+
     const batch_row row = rows[blockIdx.x];
-    const unsigned half = dim / 2, n_rotated = (n_heads + n_kv_heads) * half;
+    const unsigned half = dim / 2, n_vec = half / 8; // vectors of a half
+    const unsigned n_rotated = (n_heads + n_kv_heads) * n_vec, n_values = 2 * n_kv_heads * n_vec;
     unsigned short *at = qkv + (size_t)blockIdx.x * (n_heads + 2 * n_kv_heads) * dim;
-    unsigned page, slot;
 
     if (row.seq == BATCH_NO_SEQ) return;
-    page = pages[(size_t)row.seq * n_seq_pages + row.position / SM90_ATTN_PAGE];
-    slot = row.position % SM90_ATTN_PAGE;
+    const unsigned page = pages[(size_t)row.seq * n_seq_pages + row.position / SM90_ATTN_PAGE];
+    const unsigned slot = row.position % SM90_ATTN_PAGE;
 
-    // a pair of a head a turn; the k heads come after the q heads
-    for (unsigned i = threadIdx.x; i < n_rotated; i += THREADS) {
-        const unsigned head = i / half, j = i % half;
-        const float c = num_from_bf16(cos[(size_t)row.position * half + j]);
-        const float s = num_from_bf16(sin[(size_t)row.position * half + j]);
-        const float low = num_from_bf16(at[head * dim + j]);
-        const float high = num_from_bf16(at[head * dim + j + half]);
-        const unsigned short r_low = num_to_bf16(low * c - high * s);
-        const unsigned short r_high = num_to_bf16(high * c + low * s);
+    // eight pairs of a head a turn, the k heads after the q heads; then eight of v
+    for (unsigned i = blockIdx.y * THREADS + threadIdx.x; i < n_rotated + n_values;
+         i += 2 * THREADS) {
+        if (i < n_rotated) {
+            const unsigned head = i / n_vec, j = i % n_vec * 8;
+            const size_t table = (size_t)row.position * half + j;
+            uint4 *low_at = (uint4 *)(at + head * dim + j);
+            uint4 *high_at = (uint4 *)(at + head * dim + j + half);
+            const uint4 low = *low_at, high = *high_at;
+            const uint4 c = *(const uint4 *)(cos + table), s = *(const uint4 *)(sin + table);
+            const uint4 r_low = make_uint4(turn_low(low.x, high.x, c.x, s.x),
+                                           turn_low(low.y, high.y, c.y, s.y),
+                                           turn_low(low.z, high.z, c.z, s.z),
+                                           turn_low(low.w, high.w, c.w, s.w));
+            const uint4 r_high = make_uint4(turn_high(low.x, high.x, c.x, s.x),
+                                            turn_high(low.y, high.y, c.y, s.y),
+                                            turn_high(low.z, high.z, c.z, s.z),
+                                            turn_high(low.w, high.w, c.w, s.w));
 
-        at[head * dim + j] = r_low;
-        at[head * dim + j + half] = r_high;
-        if (head >= n_heads) {
-            unsigned short *to =
-                kv + SM90_ATTN_PAGE_AT(page, head - n_heads, 0, n_kv_heads, dim);
+            *low_at = r_low;
+            *high_at = r_high;
+            if (head >= n_heads) {
+                unsigned short *to =
+                    kv + SM90_ATTN_PAGE_AT(page, head - n_heads, 0, n_kv_heads, dim);
 
-            to[SM90_KV_AT(slot, j, dim)] = r_low;
-            to[SM90_KV_AT(slot, j + half, dim)] = r_high;
+                *(uint4 *)(to + SM90_KV_AT(slot, j, dim)) = r_low;
+                *(uint4 *)(to + SM90_KV_AT(slot, j + half, dim)) = r_high;
+            }
+        } else {
+            const unsigned v = (i - n_rotated) * 8, head = v / dim, j = v % dim;
+            unsigned short *to = kv + SM90_ATTN_PAGE_AT(page, head, 1, n_kv_heads, dim);
+
+            *(uint4 *)(to + SM90_KV_AT(slot, j, dim)) =
+                *(const uint4 *)(at + (n_heads + n_kv_heads) * dim + v);
         }
     }
-    for (unsigned i = threadIdx.x; i < n_kv_heads * dim; i += THREADS)
-        kv[SM90_ATTN_PAGE_AT(page, i / dim, 1, n_kv_heads, dim) + SM90_KV_AT(slot, i % dim, dim)] =
-            at[(n_heads + n_kv_heads) * dim + i];
 }

@@ -11,7 +11,8 @@
 //   rounding  bit-exact; sums of weights are integers, so their order is free, and so is that of
 //             maxima and minima, which have the id below the value
 //   bound by  a few trips to L2 for greedy rows; else by one pass of exp2p and of Philox, and
-//             passes over L2 for top_k and top_p, five each
+//             passes over L2 for top_k and top_p, five each, in which few ids count
+#include "ptx/sm90.cuh"
 #include "ptx/sm90_batch.h"
 #include "runtime/num.h"
 
@@ -168,6 +169,7 @@ static __device__ void find_digit(shared &s) {
             if (threadIdx.x >= (unsigned)step) before += other;
         }
         before -= own;
+        __syncwarp(); // all lanes have read the target
         if (before < target && before + own >= target) {
             unsigned digit = top;
 
@@ -180,31 +182,56 @@ static __device__ void find_digit(shared &s) {
     __syncthreads(); // the digit is there
 }
 
-// Of ids in order, the first ones are kept, as long as the weights before an id sum to less than
-// `target` (each weighs 1 where not `weighed`); the rest loses its e.
-static __device__ void cut(shared &s, const row &r, bool weighed, word64 target) {
-    unsigned prefix = 0, n_kept, last = r.vocab;
-    word64 one;
+// Adds 1, or w, to the bin of a digit; many lanes have the same one, so one of them adds for all.
+static __device__ inline void add_to_bin(shared &s, bool is_there, unsigned digit, bool weighed,
+                                         word64 w) {
+    if (weighed) {
+        if (is_there) atomicAdd(&s.bins[digit], w);
+    } else {
+        const unsigned equal = __match_any_sync(~0u, is_there ? digit : N_DIGITS);
 
-    __syncthreads(); // e is in place, and the last cut is over
+        if (is_there && threadIdx.x % 32 == __ffs(equal) - 1)
+            atomicAdd(&s.bins[digit], (word64)__popc(equal));
+    }
+}
+
+// Of values in order, the key of the one at which the sum reaches the target: the sum of e's weights,
+// or, where e is null, a count.  Only keys from `least` on are looked at, which sum to as much.
+// Leaves in s.target what is left of it at that key, in s.sum the sum there.
+static __device__ unsigned select(shared &s, const float *values, unsigned stride, unsigned n,
+                                  const float *e, unsigned least, word64 target) {
+    unsigned prefix = 0;
+
+    __syncthreads(); // e is in place, and the last selection is over
     if (threadIdx.x == 0) s.target = target;
     for (int shift = 32 - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
         for (unsigned i = threadIdx.x; i < N_DIGITS; i += THREADS) s.bins[i] = 0;
         __syncthreads(); // bins are empty
-        for (unsigned id = threadIdx.x; id < r.vocab; id += THREADS) {
-            const unsigned key = key_of(r.logits[id]);
-            const word64 w = weighed ? weight(r.e[id]) : 1;
+        for (unsigned first = 0; first < n; first += THREADS) {
+            const unsigned i = first + threadIdx.x;
+            const unsigned key = i < n ? key_of(values[(size_t)i * stride]) : 0;
+            const bool is_there =
+                i < n && key >= least && (word64)key >> (shift + DIGIT_BITS) == prefix;
 
-            if (w && (word64)key >> (shift + DIGIT_BITS) == prefix)
-                atomicAdd(&s.bins[key >> shift & (N_DIGITS - 1)], w);
+            add_to_bin(s, is_there, key >> shift & (N_DIGITS - 1), e != 0,
+                       e && is_there ? weight(e[i]) : 0);
         }
         __syncthreads(); // bins are full
         find_digit(s);
         prefix = prefix << DIGIT_BITS | s.digit;
         __syncthreads(); // all have read the digit
     }
-    one = weighed ? weight(e_of(r, logit_of(prefix))) : 1;
-    n_kept = (unsigned)((s.target + one - 1) / one);
+    return prefix;
+}
+
+// Of ids in order, the first ones are kept, as long as the weights before an id sum to less than
+// `target` (each weighs 1 where not `weighed`); the rest loses its e.  Keys below `least` are none
+// of them.
+static __device__ void cut(shared &s, const row &r, bool weighed, unsigned least, word64 target) {
+    const unsigned prefix = select(s, r.logits, 1, r.vocab, weighed ? r.e : 0, least, target);
+    const word64 one = weighed ? weight(e_of(r, logit_of(prefix))) : 1;
+    const unsigned n_kept = (unsigned)((s.target + one - 1) / one);
+    unsigned last = r.vocab;
 
     // of equal logits, the n_kept first ids
     if (n_kept < s.sum / one) {
@@ -236,21 +263,72 @@ static __device__ void cut(shared &s, const row &r, bool weighed, word64 target)
     }
 }
 
+// The k-th largest of the chunks' maxima is a logit that at least k ids reach.
+static __device__ unsigned least_of_k(shared &s, const batch_chunk *chunks, unsigned n_chunks,
+                                      unsigned k) {
+    if (k > n_chunks) return 0;
+    return select(s, &chunks->max, sizeof(*chunks) / sizeof(float), n_chunks, 0, 0, k);
+}
+
+// e of all ids; and the sums of their weights: of all, and of those not far below the first.
+#define N_DEPTHS 3
+static __device__ inline float depth_of(int i) {
+    return i == 0 ? 1.0f : i == 1 ? 4.0f : 10.0f;
+}
+
+static __device__ void weigh(shared &s, const row &r, float max, bool summed,
+                             word64 out_sums[N_DEPTHS + 1]) {
+    const unsigned n_whole = (r.vocab + 3) / 4 * 4;
+    word64 sums[N_DEPTHS + 1] = {0, 0, 0, 0};
+    float border[N_DEPTHS];
+
+#pragma unroll
+    for (int i = 0; i < N_DEPTHS; i++) border[i] = max - depth_of(i) * r.temperature;
+    for (unsigned id = threadIdx.x; id < n_whole; id += THREADS) {
+        const float logit = id < r.vocab ? number(r.logits[id]) : -NUM_INFINITY;
+        const float e = id < r.vocab ? e_of(r, logit) : 0.0f;
+
+        r.e[id] = e;
+        if (!summed) continue;
+        sums[N_DEPTHS] += weight(e);
+#pragma unroll
+        for (int i = 0; i < N_DEPTHS; i++)
+            if (logit >= border[i]) sums[i] += weight(e);
+    }
+#pragma unroll
+    for (int i = 0; i <= N_DEPTHS; i++) out_sums[i] = summed ? block_sum(s, sums[i]) : 0;
+}
+
+// t of SPEC 2.11.
+static __device__ inline word64 target_of(word64 total, word64 part) {
+    return (total >> 24) * part + (((total & 0xffffff) * part + 0xffffff) >> 24);
+}
+
 // SPEC 2.11 for a temperature: e, what is kept of it, the race.
-static __device__ unsigned choose(shared &s, const row &r, const batch_want &want) {
+static __device__ unsigned choose(shared &s, const row &r, const batch_want &want,
+                                  const batch_chunk *chunks, unsigned n_chunks, float max) {
     const unsigned n_groups = (r.vocab + 3) / 4;
-    word64 best = 0;
+    const bool by_k = want.top_k > 0 && want.top_k < r.vocab;
+    word64 best = 0, sums[N_DEPTHS + 1];
 
-    for (unsigned id = threadIdx.x; id < n_groups * 4; id += THREADS)
-        r.e[id] = id < r.vocab ? e_of(r, r.logits[id]) : 0.0f;
-    if (want.top_k > 0 && want.top_k < r.vocab) cut(s, r, false, want.top_k);
+    weigh(s, r, max, want.top_part && !by_k, sums);
+    if (by_k) cut(s, r, false, least_of_k(s, chunks, n_chunks, want.top_k), want.top_k);
     if (want.top_part) {
-        word64 total = 0, part = want.top_part;
+        unsigned least = 0;
+        word64 target;
 
-        __syncthreads(); // e is in place
-        for (unsigned id = threadIdx.x; id < r.vocab; id += THREADS) total += weight(r.e[id]);
-        total = block_sum(s, total);
-        cut(s, r, true, (total >> 24) * part + (((total & 0xffffff) * part + 0xffffff) >> 24));
+        if (by_k) {
+            word64 total = 0;
+
+            __syncthreads(); // e is in place
+            for (unsigned id = threadIdx.x; id < r.vocab; id += THREADS) total += weight(r.e[id]);
+            sums[N_DEPTHS] = block_sum(s, total);
+        }
+        // most often a few ids weigh enough, and only they have to be put in order
+        target = target_of(sums[N_DEPTHS], want.top_part);
+        for (int i = N_DEPTHS - 1; i >= 0 && !by_k; i--)
+            if (sums[i] >= target) least = key_of(max - depth_of(i) * r.temperature);
+        cut(s, r, true, least, target);
     }
     __syncthreads(); // e is in place
 
@@ -279,6 +357,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     const float *__restrict__ logits, const batch_chunk *__restrict__ chunks,
                     float *scratch, unsigned vocab, unsigned stride, unsigned n_chunks) {
     __shared__ shared s;
+
+    sm90_wait_previous();
+    sm90_launch_next();
+
     const batch_want want = wants[blockIdx.x];
     row r = {logits + (size_t)blockIdx.x * stride, scratch + (size_t)blockIdx.x * stride, vocab,
              want.temperature, 0.0f};
@@ -303,7 +385,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     token = first;
     r.z_first = max / want.temperature;
-    if (want.temperature != 0.0f && is_finite(r.z_first)) token = choose(s, r, want);
+    if (want.temperature != 0.0f && is_finite(r.z_first)) 
+        token = choose(s, r, want, chunks, n_chunks, max);
     if (threadIdx.x == 0) {
         to->token = token;
         to->logprob = r.logits[token] - lse;

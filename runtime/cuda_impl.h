@@ -33,7 +33,7 @@ struct cuda_layer {
 
 /* The kernels; one entry each. */
 struct cuda_entries {
-    CUfunction embed, norm, norm_wide, rotary, lse, sample, plain_attn;
+    CUfunction embed, random, norm, norm_wide, rotary, lse, sample, plain_attn;
 };
 
 /* A stage that was asked for and not launched yet. */
@@ -135,7 +135,7 @@ void cuda_unload(struct cuda_device *d); /* in part, or not loaded at all, too *
 /* cuda_weights.c: takes memory, twice as cuda_memory.h says; then reads. */
 int cuda_weights_check(const struct cuda_device *d, const struct weights *w, struct err *e);
 int cuda_weights_take(struct cuda_device *d, struct err *e);
-int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e);
+int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e); /* NULL: random */
 
 /* cuda_queue.c: stages wait until a step is whole, and run as a graph where one fits. */
 int cuda_queue_open(struct cuda_device *d, struct err *e);

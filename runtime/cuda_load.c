@@ -164,7 +164,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     lay_out(d);
     d->layers = calloc(m->n_layers, sizeof(*d->layers));
     if (!d->layers) return err_set(e, -ENOMEM, "weights: a table of %u layers", m->n_layers);
-    if ((r = cuda_weights_check(d, w, e)) < 0) return r;
+    if (w && (r = cuda_weights_check(d, w, e)) < 0) return r;
 
     if ((r = open_attn(d, e)) < 0) return r;
     d->memory = (struct cuda_memory){.driver = d->driver, .planning = true};

@@ -12,6 +12,7 @@ enum {
     NORM_THREADS = 256,
     NORM_VALUES = 8192, /* of a row in registers */
     ROTARY_THREADS = 256,
+    ROTARY_BLOCKS = 2, /* of a row */
     LSE_WARPS = 8,
     SAMPLE_THREADS = 1024,
     ATTN_THREADS = 128,
@@ -22,13 +23,14 @@ static uint32_t groups(uint32_t n, uint32_t of) {
     return (n + of - 1) / of;
 }
 
+/* Each of these kernels waits for the one before and lets the next begin. */
 static int run(struct cuda_device *d, CUfunction entry, const char *name, uint32_t x, uint32_t y,
-               uint32_t threads, uint32_t shared_bytes, void *params[], struct err *e) {
+               uint32_t threads, void *params[], struct err *e) {
     const struct cuda_launch launch = {.entry = entry,
                                        .name = name,
                                        .grid = {x, y, 1},
                                        .block = {threads, 1, 1},
-                                       .shared_bytes = shared_bytes,
+                                       .overlap = true,
                                        .params = params};
 
     return cuda_driver_launch(d->driver, &launch, e);
@@ -37,7 +39,7 @@ static int run(struct cuda_device *d, CUfunction entry, const char *name, uint32
 int cuda_step_embed(struct cuda_device *d, struct err *e) {
     void *params[] = {&d->x, &d->embed, &d->batch, &d->model.hidden};
 
-    return run(d, d->entries.embed, "embed", d->n_launch, 1, EMBED_THREADS, 0, params, e);
+    return run(d, d->entries.embed, "embed", d->n_launch, 1, EMBED_THREADS, params, e);
 }
 
 /* x += y where y is given, then normed = norm(x, w) where w is.  With wants, of their rows. */
@@ -47,7 +49,7 @@ static int norm(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, CUdeviceptr
                       &d->model.rms_eps, &run_length};
 
     return run(d, d->model.hidden <= NORM_VALUES ? d->entries.norm : d->entries.norm_wide,
-               "residual, norm", n, 1, NORM_THREADS, 0, params, e);
+               "residual, norm", n, 1, NORM_THREADS, params, e);
 }
 
 /* y = W x, in whatever form; strides follow from the shapes. */
@@ -63,6 +65,7 @@ static int product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUde
         .n_rows = n_rows,
         .segments = segments,
         .form = form,
+        .overlap = true,
     };
 
     return cuda_gemm_run(d->gemm, &args, e);
@@ -87,7 +90,8 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     if ((r = norm(d, 0, l->norm_in, 0, d->n_launch, s->norm_run, e)) < 0) return r;
     if ((r = product(d, &l->qkv, d->normed, d->qkv, d->n_launch, s->qkv, SM90_GEMM_BF16, e)) < 0)
         return r;
-    return run(d, d->entries.rotary, "rotary", d->n_launch, 1, ROTARY_THREADS, 0, params, e);
+    return run(d, d->entries.rotary, "rotary", d->n_launch, ROTARY_BLOCKS, ROTARY_THREADS, params,
+               e);
 }
 
 /* Heads that the fast kernels do not know. */
@@ -130,6 +134,7 @@ int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedul
         .q_stride = d->qkv_width,
         .position_stride = sizeof(struct batch_row) / sizeof(uint32_t),
         .split_keys = s->split_keys,
+        .overlap = true,
     };
 
     if (!d->attn) return attend_plain(d, layer, s->split_keys, e);
@@ -171,10 +176,10 @@ int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct e
     void *params[] = {&results,    &wants,          &d->logits,        &d->chunks,
                       &d->weighed, &d->model.vocab, &d->logits_stride, &d->n_chunks};
     int r = run(d, d->entries.lse, "logsumexp", groups(d->n_chunks, LSE_WARPS), n, 32 * LSE_WARPS,
-                0, lse, e);
+                lse, e);
 
     if (r < 0) return r;
-    return run(d, d->entries.sample, "sample", n, 1, SAMPLE_THREADS, 0, params, e);
+    return run(d, d->entries.sample, "sample", n, 1, SAMPLE_THREADS, params, e);
 }
 
 #endif

@@ -1,6 +1,7 @@
 #ifdef LLM42_CUDA
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,8 @@ enum {
     NAME_BYTES = 96,
     EIGHT = 8,                /* rows that are packed together */
     STAGING_BYTES = 64 << 20, /* of rows on their way, at most */
+    RANDOM_BLOCKS = 132 * 8,
+    RANDOM_THREADS = 256,
 };
 
 enum role { NORM_IN, Q, K, V, O, NORM_POST, GATE, UP, DOWN, EMBED, NORM_FINAL, HEAD, N_ROLES };
@@ -231,8 +234,25 @@ static int clear(struct cuda_device *d, const struct cuda_gemm_weight *x, struct
         e);
 }
 
-/* By way of the staging buffer; what is missing to whole eights of rows is zero. */
-static int pack(struct cuda_device *d, const struct part *p, const uint16_t *values,
+/* Values from `first` on of the tensor of this index, made up: about 1 for a norm, else such that
+ * sums over k stay about as large as what they are of. */
+static int make_up(struct cuda_device *d, const struct part *p, uint32_t index, CUdeviceptr to,
+                   uint64_t first, uint64_t n, struct err *e) {
+    uint64_t seed = d->options.seed;
+    float base = p->n ? 0.0f : 1.0f, scale = p->n ? 1.7f / sqrtf((float)p->k) : 0.25f;
+    void *params[] = {&to, &n, &first, &seed, &index, &base, &scale};
+    const struct cuda_launch launch = {.entry = d->entries.random,
+                                       .name = "made-up weights",
+                                       .grid = {RANDOM_BLOCKS},
+                                       .block = {RANDOM_THREADS},
+                                       .params = params};
+
+    return cuda_driver_launch(d->driver, &launch, e);
+}
+
+/* By way of the staging buffer, from `values` or made up; what is missing to whole eights of rows
+ * is zero. */
+static int pack(struct cuda_device *d, const struct part *p, uint32_t index, const uint16_t *values,
                 struct err *e) {
     struct cuda_driver *driver = d->driver;
     const uint64_t row_bytes = p->k * sizeof(*values);
@@ -242,6 +262,7 @@ static int pack(struct cuda_device *d, const struct part *p, const uint16_t *val
     for (uint32_t row = 0; row < p->n; row += n_at_once) {
         const uint32_t n = p->n - row < n_at_once ? p->n - row : n_at_once;
         const uint32_t n_whole = (n + EIGHT - 1) / EIGHT * EIGHT;
+        const size_t at = (size_t)row * p->k;
 
         if (n_whole > n)
             r = cuda_driver_check(driver,
@@ -250,13 +271,23 @@ static int pack(struct cuda_device *d, const struct part *p, const uint16_t *val
                                                                driver->stream),
                                   p->name, e);
         if (r < 0) return r;
-        r = write_bytes(d, d->staging, values + (size_t)row * p->k, n * row_bytes, p->name, e);
+        r = values ? write_bytes(d, d->staging, values + at, n * row_bytes, p->name, e)
+                   : make_up(d, p, index, d->staging, at, (uint64_t)n * p->k, e);
         if (r < 0) return r;
         r = cuda_gemm_pack(d->gemm, p->matrix, d->staging, n_whole,
                            p->first + row / EIGHT * p->step, p->step, e);
         if (r < 0) return r;
     }
     return 0;
+}
+
+static int make_part(struct cuda_device *d, const struct part *p, uint32_t index, struct err *e) {
+    const uint64_t n = (uint64_t)(p->n ? p->n : 1) * p->k;
+    int r = 0;
+
+    if (p->to) r = make_up(d, p, index, p->to, 0, n, e);
+    if (r == 0 && p->matrix) r = pack(d, p, index, NULL, e);
+    return r;
 }
 
 static int read_part(struct cuda_device *d, const struct part *p, struct weights *w,
@@ -267,14 +298,12 @@ static int read_part(struct cuda_device *d, const struct part *p, struct weights
 
     if (r < 0) return r;
     if (p->to && (r = write_bytes(d, p->to, values, n_bytes, p->name, e)) < 0) return r;
-    if (p->matrix && (r = pack(d, p, values, e)) < 0) return r;
+    if (p->matrix && (r = pack(d, p, 0, values, e)) < 0) return r;
     /* The next tensor is read into the same place. */
     return cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p->name, e);
 }
 
-int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
-    size_t n_values_max = 0;
-    uint16_t *values;
+static int clear_all(struct cuda_device *d, struct err *e) {
     int r = clear(d, &d->head, e);
 
     for (uint32_t i = 0; r == 0 && i < d->model.n_layers; i++) {
@@ -285,6 +314,14 @@ int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
         if (r == 0) r = clear(d, &l->gate_up, e);
         if (r == 0) r = clear(d, &l->down, e);
     }
+    return r;
+}
+
+int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
+    size_t n_values_max = 0;
+    uint16_t *values = NULL;
+    int r = clear_all(d, e);
+
     if (r < 0) return r;
     for (uint32_t i = 0; i < count_parts(&d->model); i++) {
         const struct part p = part_at(d, i);
@@ -292,14 +329,13 @@ int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
 
         if (n_values > n_values_max) n_values_max = n_values;
     }
-    values = malloc(n_values_max * sizeof(*values));
-    if (!values)
+    if (w && !(values = malloc(n_values_max * sizeof(*values))))
         return err_set(e, -ENOMEM, "weights: %zu bytes to read a tensor",
                        n_values_max * sizeof(*values));
     for (uint32_t i = 0; r == 0 && i < count_parts(&d->model); i++) {
         const struct part p = part_at(d, i);
 
-        r = read_part(d, &p, w, values, e);
+        r = w ? read_part(d, &p, w, values, e) : make_part(d, &p, i, e);
     }
     free(values);
     return r;

@@ -376,6 +376,7 @@ static int find_entries(struct cuda_device *d, struct err *e) {
         CUfunction *out;
     } wanted[] = {
         {"sm90_embed_bf16", &d->entries.embed},
+        {"sm90_random_bf16", &d->entries.random},
         {"sm90_residual_norm_bf16", &d->entries.norm},
         {"sm90_residual_norm_bf16_nvrtc", &d->entries.norm_wide},
         {"sm90_rotary_bf16", &d->entries.rotary},

@@ -2,6 +2,8 @@
  *
  * Owns:   see device.h; the GPU's context and its kernels, from open to close.
  * Thread: see device.h.
+ *
+ * Its load takes weights of NULL: then they are made up, by the seed, without a file.
  * Fails:  -ENODEV  built without CUDA; no driver, no NVRTC, no such GPU, or not of compute
  *                  capability 9.0: the text says which
  *         -EINVAL  a kernel does not compile or load
@@ -10,6 +12,7 @@
 #define LLM42D_RUNTIME_DEVICE_CUDA_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 struct device;
 struct err;
@@ -18,6 +21,7 @@ struct device_cuda_options {
     int ordinal;              /* which GPU */
     const char *cache_folder; /* of compiled kernels, or NULL: none is kept */
     const char *nvrtc_folder; /* or NULL: the usual places */
+    uint64_t seed;            /* of made-up weights, where load gets none */
     bool no_graphs;           /* every kernel launched by itself, for tests and profilers */
 };
 

@@ -39,7 +39,9 @@ static uint64_t n_compared;
 static uint32_t seed = 1;
 static char folder[] = "/tmp/device_cuda_test.XXXXXX";
 static struct device_cuda_options cuda_options;
-static int brief; /* 1: a subset; 2: a few steps, under a sanitizer */
+static int brief; /* 1: a subset; 2, 3: a few steps, under a sanitizer */
+
+enum { CHOICES = 4 }; /* of brief: all of the choices, and no stages */
 
 #define CHECK(cond)                                           \
     do {                                                      \
@@ -516,7 +518,7 @@ static void test_stages(void) {
         open_devices(run, m, w);
         start(run);
         for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-            if (counts[i] > 129 && (brief > 1 || m->vocab > 40000)) break;
+            if (counts[i] > (brief > 2 ? 40 : 129) && (brief > 1 || m->vocab > 40000)) break;
             fill(run, counts[i], i % 2 ? 300 : 40);
             step(run, &cases[c].s, 3);
         }
@@ -610,7 +612,7 @@ static void test_choices(void) {
         struct weights *w;
         float *logits;
 
-        if (brief && vocabs[v] > 40000) continue;
+        if (brief && brief < CHOICES && vocabs[v] > 40000) continue;
         m.vocab = vocabs[v] > 2 ? vocabs[v] : 3;
         m.n_layers = 1;
         m.hidden = 16;
@@ -618,7 +620,8 @@ static void test_choices(void) {
         logits = malloc(m.vocab * sizeof(*logits));
         open_devices(run, &m, w);
         start(run);
-        for (uint32_t round = 0; round < (m.vocab > 40000 || brief ? 12u : 60u); round++) {
+        for (uint32_t round = 0;
+             round < (m.vocab > 40000 || (brief && brief < CHOICES) ? 12u : 60u); round++) {
             fill(run, N_LOGIT_ROWS, 1 + round % 3);
             run->batch.rows = run->rows;
             run->batch.n_seqs = N_SEQS;
@@ -758,10 +761,10 @@ int main(int argc, char **argv) {
     if (!mkdtemp(folder)) return 1;
 
     test_choices();
-    test_stages();
+    if (brief < CHOICES) test_stages();
     test_control();
     test_refusals();
-    test_whole("tests/data/verse-4m", brief ? 40 : 300);
+    test_whole("tests/data/verse-4m", brief == 3 ? 4 : brief ? 40 : 300);
     for (int i = 1; i < argc; i++) test_whole(argv[i], 40);
 
     snprintf(path, sizeof(path), "%s/model.safetensors", folder);
