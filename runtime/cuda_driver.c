@@ -44,6 +44,11 @@ int cuda_driver_check(struct cuda_driver *d, CUresult result, const char *what, 
     return err_set(e, code, "CUDA: %s: %s (%s)", what, words, name);
 }
 
+int cuda_driver_enter(struct cuda_driver *d, struct err *e) {
+    if (d->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    return cuda_driver_check(d, d->cuda.cuCtxSetCurrent(d->context), "enter its context", e);
+}
+
 /* The GPU, if it is one that we have the arithmetic of. */
 static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
     int count = 0, major = 0, minor = 0, units = 0, r;
@@ -74,16 +79,15 @@ static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
 }
 
 static int start(struct cuda_driver *d, int ordinal, struct err *e) {
-    CUcontext context;
     int r;
 
     if ((r = libcuda_load(&d->cuda, e)) < 0) return r;
     if ((r = choose(d, ordinal, e)) < 0) return r;
-    r = cuda_driver_check(d, d->cuda.cuDevicePrimaryCtxRetain(&context, d->device),
+    r = cuda_driver_check(d, d->cuda.cuDevicePrimaryCtxRetain(&d->context, d->device),
                           "make its context", e);
     if (r < 0) return r;
     d->has_context = true;
-    r = cuda_driver_check(d, d->cuda.cuCtxSetCurrent(context), "enter its context", e);
+    r = cuda_driver_check(d, d->cuda.cuCtxSetCurrent(d->context), "enter its context", e);
     if (r < 0) return r;
     return cuda_driver_check(d, d->cuda.cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING),
                              "make a stream", e);
@@ -187,6 +191,7 @@ int cuda_driver_open(const struct cuda_driver_options *options, struct cuda_driv
 
 void cuda_driver_close(struct cuda_driver *d) {
     if (!d) return;
+    if (d->has_context) (void)d->cuda.cuCtxSetCurrent(d->context);
     for (uint32_t i = 0; d->libraries && i < kernels_count(); i++)
         if (d->libraries[i]) (void)d->cuda.cuLibraryUnload(d->libraries[i]);
     free(d->libraries);

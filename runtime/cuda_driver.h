@@ -30,6 +30,7 @@ enum { CUDA_DRIVER_NAME_BYTES = 128 };
 struct cuda_driver {
     struct libcuda cuda;
     CUdevice device;
+    CUcontext context;
     CUstream stream;
     CUlibrary *libraries; /* [kernels_count()], those loaded so far */
     char name[CUDA_DRIVER_NAME_BYTES];
@@ -45,6 +46,10 @@ struct cuda_driver {
 int cuda_driver_open(const struct cuda_driver_options *options, struct cuda_driver **out_driver,
                      struct err *e);
 void cuda_driver_close(struct cuda_driver *d); /* NULL, or opened in part, too */
+
+/* Makes the calling thread one that may use the GPU: whoever opened it need not be who steps.
+ * 0, or -EIO where the device is lost. */
+int cuda_driver_enter(struct cuda_driver *d, struct err *e);
 
 /* 0, or the meaning of a CUresult, with `what` and the driver's words in the text. */
 int cuda_driver_check(struct cuda_driver *d, CUresult result, const char *what, struct err *e);

@@ -108,13 +108,18 @@ static int launch_all(struct cuda_device *d, struct err *e) {
     return r;
 }
 
-int cuda_queue_flush(struct cuda_device *d, struct err *e) {
-    int r;
-
-    if (d->driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
-    r = launch_all(d, e);
+/* Whatever fails within a step, memory for a graph too, is the end of it. */
+static int end(struct cuda_device *d, int r) {
     d->queue.n_ops = 0;
-    return r;
+    if (r < 0) d->driver->lost = true;
+    return r < 0 ? -EIO : 0;
+}
+
+int cuda_queue_flush(struct cuda_device *d, struct err *e) {
+    int r = cuda_driver_enter(d->driver, e);
+
+    if (r == 0) r = launch_all(d, e);
+    return end(d, r);
 }
 
 /* The graph of this step, or else the place of the one that was not used for longest. */
@@ -172,19 +177,19 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
     uint32_t n_rows = cuda_queue_bucket(d->n_rows);
     struct cuda_graph *g;
     bool found;
-    int r = 0;
+    int r;
 
-    if (driver->lost) return err_set(e, -EIO, "CUDA: the device is lost");
     if (q->n_ops == 0 || d->options.no_graphs || d->n_rows > CUDA_GRAPH_ROWS_MAX)
         return cuda_queue_flush(d, e);
     if (n_rows > d->limits.n_rows) n_rows = d->n_rows;
     g = find(q, n_rows, &d->plan, &found);
-    if (!found) r = record(d, g, n_rows, e);
-    q->n_ops = 0;
-    if (r < 0) return r;
+    r = cuda_driver_enter(driver, e);
+    if (r == 0 && !found) r = record(d, g, n_rows, e);
     g->used = ++q->n_steps;
-    return cuda_driver_check(driver, driver->cuda.cuGraphLaunch(g->exec, driver->stream), "a step",
-                             e);
+    if (r == 0)
+        r = cuda_driver_check(driver, driver->cuda.cuGraphLaunch(g->exec, driver->stream), "a step",
+                              e);
+    return end(d, r);
 }
 
 #endif

@@ -43,6 +43,7 @@ static void close_device(struct device *dev) {
     struct cuda_device *d = self(dev);
 
     if (!d) return;
+    if (d->driver) (void)cuda_driver_enter(d->driver, NULL);
     if (d->driver) cuda_unload(d);
     cuda_gemm_close(d->gemm);
     cuda_driver_close(d->driver);
