@@ -43,6 +43,9 @@ check-unit: $(tests)  ## the test programs alone, without set-up
 check-service: $(programs) ## the daemon over its sockets, and under the real systemd
 	$(Q)BUILD=$(BUILD) tests/run $(wildcard tests/*_test.sh)
 
+check-gpu: gpu-programs ## on a machine with an H200: every kernel and stage against the twin
+	$(Q)tests/gpu
+
 check-oracle: $(programs)  ## against other implementations (packages from PyPI; minutes)
 	$(Q)BUILD=$(BUILD) tests/check-oracle
 
@@ -136,7 +139,7 @@ $(BUILD)/man/%: docs/%.scd
 
 -include ptx/kernels.mk
 -include $(wildcard $(BUILD)/*/*.d)
-.PHONY: all demo check check-unit check-service check-oracle fuzz bench lint format install \
+.PHONY: all demo check check-unit check-gpu check-service check-oracle fuzz bench lint format install \
         uninstall clean help
 .SECONDARY:
 .DELETE_ON_ERROR:
