@@ -283,12 +283,15 @@ static void on_prompt(struct conn *c, const struct wire_frame *f, uint64_t now_m
         return;
     }
     if (!q && refused_find(c, f->request, p.last)) return;
-    r = q ? request_prompt(&c->owner, q, &p, &refusal) : -ENOENT;
-    if (r == -ENOENT || r == -EALREADY)
+    r = q ? request_prompt(&c->owner, q, &p, now_ms * 1000, &refusal) : -ENOENT;
+    if (r == -ECANCELED) return; /* it crossed our last frame */
+    if (r == -EALREADY) {
+        fatal_text(c, now_ms, WIRE_E_FRAME, WIRE_F_PROMPT, "a PROMPT after the last one");
+        return;
+    }
+    if (r == -ENOENT)
         (void)admit_refuse(&refusal, WIRE_E_NO_REQUEST, WIRE_F_NONE,
-                           r == -ENOENT ? "request %" PRIu64 " is not live"
-                                        : "the prompt of request %" PRIu64 " is complete",
-                           f->request);
+                           "request %" PRIu64 " is not live", f->request);
     if (r < 0) (void)request_error(&c->owner.out, f->request, &refusal);
     if (r == -EINVAL && !p.last) refused_add(c, f->request);
 }
@@ -320,7 +323,6 @@ static void on_credit(struct conn *c, const struct wire_frame *f, uint64_t now_m
                    (int)WIRE_CREDIT_MAX);
     else
         c->owner.out.credit += more;
-    if (c->state == OPEN) c->stalled_ms = 0;
 }
 
 static void on_ping(struct conn *c, const struct wire_frame *f, uint64_t now_ms) {
@@ -608,10 +610,18 @@ uint32_t conn_wants(const struct conn *c) {
     return wants;
 }
 
+static uint64_t stalled_until(const struct conn *c) {
+    return c->stalled_ms + c->serve->config->slow_client_timeout_ms;
+}
+
 uint64_t conn_deadline_ms(const struct conn *c) {
     if (c->state == GREETING) return c->hello_ms;
     if (c->state >= CLOSING) return c->closing_ms;
-    return c->stalled_ms ? c->stalled_ms + c->serve->config->slow_client_timeout_ms : UINT64_MAX;
+    uint64_t due_us = request_due_us(&c->owner);
+    uint64_t due_ms = due_us == UINT64_MAX ? UINT64_MAX : (due_us + 999) / 1000;
+
+    if (c->stalled_ms && stalled_until(c) < due_ms) due_ms = stalled_until(c);
+    return due_ms;
 }
 
 /* Sends, and keeps account of whether the client reads. */
@@ -644,6 +654,7 @@ static bool close_turn(struct conn *c, uint64_t now_ms) {
 }
 
 bool conn_turn(struct conn *c, uint32_t events, uint64_t now_ms) {
+    bool in_time = true;
     int r;
 
     /* Both directions are gone: nobody reads any more, whatever waits unread. */
@@ -657,6 +668,7 @@ bool conn_turn(struct conn *c, uint32_t events, uint64_t now_ms) {
         if (events & EPOLLIN || c->n_in) take_bytes(c, now_ms);
         if (c->state >= CLOSING) return close_turn(c, now_ms);
         answer_pump(c);
+        in_time = request_expire(&c->owner, now_ms * 1000);
         request_pump(&c->owner);
         r = send_some(c, now_ms);
         if (r < 0 && r != -EAGAIN) return false;
@@ -665,7 +677,10 @@ bool conn_turn(struct conn *c, uint32_t events, uint64_t now_ms) {
     if (c->state == GREETING && now_ms >= c->hello_ms)
         fatal_text(c, now_ms, WIRE_E_HELLO, WIRE_F_NONE, "no HELLO within %u ms",
                    c->serve->config->hello_timeout_ms);
-    else if (c->stalled_ms && now_ms >= conn_deadline_ms(c))
+    else if (!in_time)
+        fatal_text(c, now_ms, WIRE_E_SLOW, WIRE_F_PROMPT, "a prompt stands still for %u ms",
+                   c->serve->config->slow_client_timeout_ms);
+    else if (c->stalled_ms && now_ms >= stalled_until(c))
         fatal_text(c, now_ms, WIRE_E_SLOW, WIRE_F_NONE,
                    "output waits for %u ms and the client neither reads nor gives credit",
                    c->serve->config->slow_client_timeout_ms);

@@ -318,6 +318,8 @@ int main(int argc, char **argv) {
     struct listen l;
     int r;
 
+    loop_signals_block(); /* first of all: from here on a signal is an order, not an end */
+    (void)signal(SIGPIPE, SIG_IGN);
     if (options_read(argc, argv, &options) < 0) return EXIT_USAGE;
     log_open(LOG_AT_INFO);
     if (settings_load(&options, &c, &origin) < 0) return EXIT_CONFIG;
@@ -331,8 +333,6 @@ int main(int argc, char **argv) {
     config_origin_free(origin);
     log_level_set((enum log_level)c.level);
 
-    loop_signals_block();
-    (void)signal(SIGPIPE, SIG_IGN);
     descriptors_raise(&c);
     r = listen_open(c.socket, c.admin_socket, c.socket_mode, &l, &e);
     if (r < 0) {

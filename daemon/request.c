@@ -40,11 +40,13 @@ struct request {
     struct engine_request *ask;
     uint8_t *prompt;
     uint32_t n_prompt_bytes;
+    uint64_t moved_us; /* when the last part came */
 
     /* LIVE */
     bool ids_only;
     uint32_t n_top, n_prompt_top;
     bool logprobs;
+    bool started;         /* it left the engine's queue: before, a grant would only lie about */
     uint32_t event_bytes; /* of its frames, at the worst */
     uint32_t n_granted;   /* events still to come */
     uint32_t n_output;    /* tokens come */
@@ -332,6 +334,8 @@ void request_serve_events(struct serve *s) {
         if (e.kind == ENGINE_DONE || e.kind == ENGINE_FAILED) {
             if (s->batch.of == r) batch_flush(s);
             end_event(s, r, &e);
+        } else if (e.kind == ENGINE_STARTED) {
+            r->started = true;
         } else if (r->owner) {
             batch_add(s, r, &e);
         }
@@ -412,7 +416,8 @@ void request_pump(struct request_owner *o) {
         for (uint32_t i = 0; i < o->n_requests; i++) {
             struct request *r = o->requests[(o->turn + i) % o->n_requests];
 
-            if (r->state != LIVE || r->echo) continue;
+            /* What waits in the engine's queue must not hold what those that run need. */
+            if (r->state != LIVE || r->echo || !r->started) continue;
             if (!grant_pump(o, r, &got)) o->starved = true;
         }
     }
@@ -467,6 +472,7 @@ int request_begin(struct request_owner *o, uint64_t id, const struct wire_submit
     r->n_prompt_top = s->prompt_logprobs ? s->prompt_logprobs - 1u : 0;
     r->event_bytes = event_bytes_of(s);
     admit_request(s, now_us, r->ask);
+    r->moved_us = now_us;
     serve->prompts_bytes += s->prompt_bytes;
     o->requests[o->n_requests++] = r;
     return 0;
@@ -523,6 +529,7 @@ static int request_start(struct request_owner *o, struct request *r,
                             (uint32_t)n, r->submit.max_tokens, l.context);
     r->ask->prompt = s->ids;
     r->ask->n_prompt = (uint32_t)n;
+    if (r->ask->params.top_k > l.vocab) r->ask->params.top_k = 0; /* SPEC 6.5: all are kept */
     if (!(r->submit.flags & WIRE_SUBMIT_SEED) && r->submit.temperature > 0) {
         uint64_t seed;
 
@@ -550,11 +557,12 @@ static int request_start(struct request_owner *o, struct request *r,
 }
 
 int request_prompt(struct request_owner *o, struct request *r, const struct wire_prompt *p,
-                   struct admit_refusal *out_refusal) {
+                   uint64_t now_us, struct admit_refusal *out_refusal) {
     struct serve *s = o->serve;
     int res = 0;
 
-    if (r->state != COLLECT) return -EALREADY;
+    if (r->state != COLLECT) return r->state == FINAL ? -ECANCELED : -EALREADY;
+    r->moved_us = now_us;
     if (p->n_data > r->submit.prompt_bytes - r->n_prompt_bytes)
         res = admit_refuse(out_refusal, WIRE_E_PROMPT, WIRE_F_PROMPT,
                            "more than the %u bytes announced", r->submit.prompt_bytes);
@@ -582,12 +590,12 @@ int request_prompt(struct request_owner *o, struct request *r, const struct wire
 
 /* A request whose prompt never came whole has no place in the engine: its digest is that of no
  * record (SPEC 2.12). */
-static void cancel_collecting(struct request_owner *o, struct request *r) {
-    static const uint8_t text[18] = "llm42 digest v1\0\3\3";
+static void end_collecting(struct request_owner *o, struct request *r, uint8_t finish) {
+    uint8_t text[18] = "llm42 digest v1\0\3";
 
-    _Static_assert(WIRE_FINISH_CANCELLED == 3, "the last byte above");
+    text[17] = finish;
     prompt_free(o->serve, r);
-    r->done = (struct wire_done){.finish = WIRE_FINISH_CANCELLED};
+    r->done = (struct wire_done){.finish = finish};
     sha256_of(text, sizeof(text), r->done.digest);
     memcpy(r->done.fingerprint, o->serve->facts->fingerprint, sizeof(r->done.fingerprint));
     r->state = FINAL;
@@ -595,11 +603,45 @@ static void cancel_collecting(struct request_owner *o, struct request *r) {
 
 void request_cancel(struct request_owner *o, struct request *r) {
     if (r->state == COLLECT) {
-        cancel_collecting(o, r);
+        end_collecting(o, r, WIRE_FINISH_CANCELLED);
     } else if (r->state == LIVE && !r->cancelled) {
         r->cancelled = true;
         engine_cancel(o->serve->engine, r->handle);
     }
+}
+
+/* When this prompt's time is over: its deadline, or the end of the client's. */
+static uint64_t collect_until(const struct request_owner *o, const struct request *r) {
+    const struct engine_request *ask = r->ask;
+    uint64_t until = r->moved_us + 1000ull * o->serve->config->slow_client_timeout_ms;
+
+    if (ask->deadline_us && ask->deadline_us < until) until = ask->deadline_us;
+    if (ask->queue_deadline_us && ask->queue_deadline_us < until) until = ask->queue_deadline_us;
+    return until;
+}
+
+uint64_t request_due_us(const struct request_owner *o) {
+    uint64_t due = UINT64_MAX;
+
+    for (uint32_t i = 0; i < o->n_requests; i++)
+        if (o->requests[i]->state == COLLECT && collect_until(o, o->requests[i]) < due)
+            due = collect_until(o, o->requests[i]);
+    return due;
+}
+
+bool request_expire(struct request_owner *o, uint64_t now_us) {
+    bool in_time = true;
+
+    for (uint32_t i = 0; i < o->n_requests; i++) {
+        struct request *r = o->requests[i];
+
+        if (r->state != COLLECT || now_us < collect_until(o, r)) continue;
+        if (now_us >= r->moved_us + 1000ull * o->serve->config->slow_client_timeout_ms)
+            in_time = false;
+        else
+            end_collecting(o, r, WIRE_FINISH_DEADLINE);
+    }
+    return in_time;
 }
 
 void request_no_more(struct request_owner *o) {

@@ -84,9 +84,15 @@ struct request *request_find(const struct request_owner *o, uint64_t id);
 int request_begin(struct request_owner *o, uint64_t id, const struct wire_submit *s,
                   uint64_t now_us, struct admit_refusal *out_refusal);
 /* Takes a part of the prompt; after the last one the engine has the request and ACCEPTED is put.
- * 0, or -EINVAL and the refusal, and the request is gone; -EALREADY: its prompt is complete. */
+ * 0, or -EINVAL and the refusal, and the request is gone; -EALREADY: its prompt is complete;
+ * -ECANCELED: it is over, and only its last frame waits. */
 int request_prompt(struct request_owner *o, struct request *r, const struct wire_prompt *p,
-                   struct admit_refusal *out_refusal);
+                   uint64_t now_us, struct admit_refusal *out_refusal);
+/* When request_expire is to be called next, for prompts that are not whole. */
+uint64_t request_due_us(const struct request_owner *o);
+/* Ends those whose deadline is over (they get DONE); false: a prompt has stood still for
+ * slow_client_timeout, and so has its connection. */
+bool request_expire(struct request_owner *o, uint64_t now_us);
 /* Idempotent; answered by DONE (cancelled) unless it is over already. */
 void request_cancel(struct request_owner *o, struct request *r);
 /* Sends what waited for room, grants what there is credit for. */

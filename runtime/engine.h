@@ -69,6 +69,7 @@ struct engine_request {
 };
 
 enum engine_event_kind {
+    ENGINE_STARTED,      /* it left the queue: from now on it runs as far as it is granted */
     ENGINE_PROMPT_TOKEN, /* a prompt token's logprob, from the second on */
     ENGINE_TOKEN,        /* a committed output token: never taken back */
     ENGINE_TEXT,         /* more text, without a token; takes a grant as a token does */

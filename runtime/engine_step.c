@@ -81,10 +81,12 @@ static bool admit(struct engine *g) {
         uint32_t n_tokens = slot->request.n_prompt + slot->request.max_tokens;
 
         if (lane->slot) continue;
+        if (!engine_room(g)) break;
         if (kv_free_count(g->kv) < (n_tokens + DEVICE_PAGE_TOKENS - 1) / DEVICE_PAGE_TOKENS) break;
         g->first_waiting = (g->first_waiting + 1) % g->n_slots;
         g->n_waiting--;
         lane_start(g, lane, slot);
+        engine_post(g, &(struct engine_event){.kind = ENGINE_STARTED, .handle = slot->handle});
         any = true;
     }
     return any;

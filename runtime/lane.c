@@ -146,6 +146,7 @@ void lane_finish(struct engine *g, struct lane *lane, uint8_t finish) {
 void lane_cut(struct engine *g, struct lane *lane, uint8_t finish) {
     lane->next_out = lane->n_out = 0;
     lane->stop_kind = STOP_NONE;
+    lane->stop_index = 0;
     lane_finish(g, lane, finish);
 }
 

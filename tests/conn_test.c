@@ -50,6 +50,7 @@ struct engine {
     uint32_t first, n_events;
     uint32_t n_cancels;
     bool dead;
+    bool queues; /* what is submitted waits until fake_start */
 };
 
 static struct engine fake;
@@ -105,6 +106,8 @@ const struct engine_facts *engine_facts_get(const struct engine *g) {
     return &g->facts;
 }
 
+static void post(const struct slot *s, struct engine_event e);
+
 int engine_submit(struct engine *g, const struct engine_request *r, uint64_t *out_handle,
                   struct err *e) {
     if (g->dead) return err_set(e, -EIO, "lost");
@@ -114,6 +117,7 @@ int engine_submit(struct engine *g, const struct engine_request *r, uint64_t *ou
         if (s->used) continue;
         *s = (struct slot){.used = true, .handle = ++g->handle, .q = *r, .seed = r->params.seed};
         *out_handle = s->handle;
+        if (!g->queues) post(s, (struct engine_event){.kind = ENGINE_STARTED});
         return 0;
     }
     return err_set(e, -EBUSY, "full");
@@ -853,6 +857,127 @@ static void test_no_credit_ends(void **state) {
     side_close(s);
 }
 
+static void fake_start(int i) {
+    post(&fake.slots[i], (struct engine_event){.kind = ENGINE_STARTED});
+}
+
+/* What waits in the engine's queue holds neither credit nor room: those that run get all of it,
+ * and a client whose requests only wait is not one that does not read. */
+static void test_queue_holds_nothing(void **state) {
+    struct side *s = side_open(CONN_DATA);
+    uint8_t bytes[64];
+
+    (void)state;
+    fake.queues = true;
+    say_hello(s, WIRE_CREDIT_MIN);
+    for (uint64_t id = 1; id <= 4; id++) begin(s, id, 240);
+    now += 100000;
+    turn(s);
+    assert_non_null(s->c);
+    for (int i = 3; i >= 0; i--) { /* whichever comes first */
+        struct wire_frame f;
+        uint32_t n_tokens = 0;
+        bool done = false;
+
+        fake_start(i);
+        for (int k = 0; k < 4000 && !done; k++) {
+            fake_step(3);
+            while (next(s, &f)) {
+                struct wire_tokens t;
+
+                assert_int_equal(f.request, i + 1);
+                done = f.type == WIRE_DONE;
+                if (done) continue;
+                assert_int_equal(wire_read_tokens(&f, &t), 0);
+                n_tokens += t.n_tokens;
+                send_bytes(s, bytes,
+                           wire_write_u32(bytes, sizeof(bytes), WIRE_CREDIT, 0,
+                                          WIRE_HEADER_BYTES + f.payload_bytes));
+            }
+        }
+        assert_true(done);
+        assert_int_equal(n_tokens, 240);
+    }
+    side_close(s);
+}
+
+/* CREDIT of nothing, or of too little, is no reading. */
+static void test_empty_credit(void **state) {
+    struct side *s = side_open(CONN_DATA);
+    uint8_t bytes[64];
+    int i = 0;
+
+    (void)state;
+    say_hello(s, WIRE_CREDIT_MIN);
+    begin(s, 1, 250);
+    for (; i < 400 && s->c; i++) {
+        fake_step(1); /* frames of one token eat the credit */
+        now += 100;
+        send_bytes(s, bytes, wire_write_u32(bytes, sizeof(bytes), WIRE_CREDIT, 0, (uint32_t)i % 2));
+        receive(s);
+    }
+    assert_true(fake.slots[0].cancelled && i < 200);
+    side_close(s);
+}
+
+/* A prompt that does not come: its deadline counts, and the connection's patience ends. */
+static void test_prompt_stands_still(void **state) {
+    struct side *s = side_open(CONN_DATA);
+    struct wire_submit q = plain(6);
+
+    (void)state;
+    say_hello(s, 0);
+    q.deadline_ms = 100;
+    submit(s, 1, &q);
+    now += 99;
+    turn(s);
+    prompt(s, 1, "abc", 3, false);
+    now += 1;
+    turn(s);
+    assert_int_equal(read_done(s, 1, WIRE_FINISH_DEADLINE), 0);
+    q.deadline_ms = 0;
+    submit(s, 2, &q);
+    now += 999;
+    turn(s);
+    prompt(s, 2, "abc", 3, false); /* it moves */
+    now += 999;
+    turn(s);
+    ping(s);
+    now += 1;
+    turn(s);
+    expect_error(s, 0, WIRE_E_SLOW, WIRE_F_PROMPT);
+    expect_over(s);
+    assert_int_equal(serve.prompts_bytes, 0);
+    side_close(s);
+}
+
+/* A PROMPT behind the last one: late where the request is over, a breach where it runs. */
+static void test_prompt_after_the_last(void **state) {
+    struct side *s = side_open(CONN_DATA);
+
+    (void)state;
+    say_hello(s, 0);
+    begin(s, 1, 20);
+    prompt(s, 1, "x", 1, true);
+    expect_error(s, 0, WIRE_E_FRAME, WIRE_F_PROMPT);
+    expect_over(s);
+    side_close(s);
+}
+
+static void test_top_k_beyond_the_vocabulary(void **state) {
+    struct side *s = side_open(CONN_DATA);
+    struct wire_submit q = plain(3);
+
+    (void)state;
+    say_hello(s, 0);
+    q.top_k = VOCAB + 1;
+    submit(s, 1, &q);
+    prompt(s, 1, "abc", 3, true);
+    (void)expect(s, WIRE_ACCEPTED, 1);
+    assert_int_equal(fake.slots[0].q.params.top_k, 0);
+    side_close(s);
+}
+
 /* A client that asks for much and reads nothing: memory is bounded, it is dropped in time, and
  * its neighbour sees nothing of it. */
 static void test_never_reads(void **state) {
@@ -1151,16 +1276,31 @@ static void test_failed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        CASE(test_before_hello), CASE(test_types),
-        CASE(test_hello),        CASE(test_bad_frames),
-        CASE(test_bad_submits),  CASE(test_seed),
-        CASE(test_prompts),      CASE(test_ids_and_cancel),
-        CASE(test_credit),       CASE(test_no_credit_ends),
-        CASE(test_never_reads),  CASE(test_gone),
-        CASE(test_half_close),   CASE(test_many),
-        CASE(test_bytewise),     CASE(test_echo_and_logprobs),
-        CASE(test_tokenize),     CASE(test_admin),
-        CASE(test_drain),        CASE(test_end),
+        CASE(test_before_hello),
+        CASE(test_types),
+        CASE(test_hello),
+        CASE(test_bad_frames),
+        CASE(test_bad_submits),
+        CASE(test_seed),
+        CASE(test_prompts),
+        CASE(test_ids_and_cancel),
+        CASE(test_credit),
+        CASE(test_no_credit_ends),
+        CASE(test_queue_holds_nothing),
+        CASE(test_empty_credit),
+        CASE(test_prompt_stands_still),
+        CASE(test_prompt_after_the_last),
+        CASE(test_top_k_beyond_the_vocabulary),
+        CASE(test_never_reads),
+        CASE(test_gone),
+        CASE(test_half_close),
+        CASE(test_many),
+        CASE(test_bytewise),
+        CASE(test_echo_and_logprobs),
+        CASE(test_tokenize),
+        CASE(test_admin),
+        CASE(test_drain),
+        CASE(test_end),
         CASE(test_failed),
     };
 
