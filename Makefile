@@ -72,7 +72,9 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 	$(Q)sed 's|"daemon/wire.h"|"llm42_wire.h"|' tools/llm42.h > $(BUILD)/llm42.h
 	$(Q)install -m 644 $(BUILD)/llm42.h $(DESTDIR)$(PREFIX)/include/
 	$(Q)install -m 644 daemon/wire.h $(DESTDIR)$(PREFIX)/include/llm42_wire.h
-	$(Q)install -m 644 systemd/*.service systemd/*.socket $(DESTDIR)$(PREFIX)/lib/systemd/system/
+	$(Q)for unit in $(notdir $(wildcard systemd/*.service systemd/*.socket)); do \
+	    sed 's|/usr/sbin/llm42d|$(PREFIX)/sbin/llm42d|' systemd/$$unit > $(BUILD)/$$unit && \
+	    install -m 644 $(BUILD)/$$unit $(DESTDIR)$(PREFIX)/lib/systemd/system/ || exit 1; done
 	$(Q)install -m 644 systemd/llm42d.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/llm42d.conf
 	$(Q)install -m 644 systemd/llm42d.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/llm42d.conf
 	$(Q)install -m 644 systemd/llm42d.conf $(DESTDIR)$(PREFIX)/lib/llm42/llm42d.conf
@@ -82,7 +84,7 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 	    install -D -m 644 $(BUILD)/man/$$page $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$$page; done
 
 uninstall:            ## what install placed, configuration aside
-	$(Q)cd $(DESTDIR)$(PREFIX) && rm -f sbin/llm42d bin/llm42ctl bin/llm42-bench lib/libllm42.a \
+	$(Q)[ ! -d $(DESTDIR)$(PREFIX) ] || cd $(DESTDIR)$(PREFIX) && rm -f sbin/llm42d bin/llm42ctl bin/llm42-bench lib/libllm42.a \
 	    include/llm42.h include/llm42_wire.h $(addprefix lib/systemd/system/,$(notdir $(wildcard systemd/*.service systemd/*.socket))) \
 	    lib/sysusers.d/llm42d.conf lib/tmpfiles.d/llm42d.conf lib/llm42/llm42d.conf share/bash-completion/completions/llm42ctl \
 	    $(foreach page,$(notdir $(pages:.scd=)),share/man/man$(subst .,,$(suffix $(page)))/$(page))

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,7 +11,9 @@
 #include "runtime/err.h"
 
 static int failed(const char *path, int error, struct err *e) {
-    int code = error == ENOENT || error == EACCES || error == ENOMEM ? -error : -EIO;
+    bool known = error == ENOENT || error == EACCES || error == ENOMEM;
+    /* A path through something that is no folder leads to nothing, as a missing one does. */
+    int code = known ? -error : error == ENOTDIR ? -ENOENT : -EIO;
 
     return err_set(e, code, "%s: %s", path, strerror(error));
 }
