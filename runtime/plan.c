@@ -75,22 +75,44 @@ static void add_decodes(const struct plan_options *o, const struct plan_seq *seq
             add(p, items, i, PLAN_DECODE, 1);
 }
 
+/* The oldest go first, so that a prompt moves on whatever is admitted beside it. */
 static void add_prefills(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
                          struct plan *p, struct plan_item *items) {
     uint32_t room = o->step_tokens > p->n_rows ? o->step_tokens - p->n_rows : 0;
+    uint32_t last = n_seqs, last_age = UINT32_MAX; /* the one before, in the order of the oldest */
 
     if (room < PLAN_PREFILL_MIN) room = PLAN_PREFILL_MIN;
-    for (uint32_t i = 0; i < n_seqs && room > 0; i++) {
-        const struct plan_seq *s = &seqs[i];
-        uint32_t n = s->prompt_left;
+    while (room > 0) {
+        uint32_t best = n_seqs, n;
 
-        if (!s->ready || n == 0) continue;
-        if (n > s->prompt_rows_max) n = s->prompt_rows_max;
+        for (uint32_t i = 0; i < n_seqs; i++) {
+            const struct plan_seq *s = &seqs[i];
+
+            if (!s->ready || s->prompt_left == 0 || s->prompt_rows_max == 0) continue;
+            if (s->age > last_age || (s->age == last_age && i <= last)) continue;
+            if (best == n_seqs || s->age > seqs[best].age) best = i;
+        }
+        if (best == n_seqs) return;
+        n = seqs[best].prompt_left;
+        if (n > seqs[best].prompt_rows_max) n = seqs[best].prompt_rows_max;
         if (n > room) n = room;
-        if (n == 0) continue;
-        add(p, items, i, PLAN_PREFILL, n);
+        add(p, items, best, PLAN_PREFILL, n);
         room -= n;
+        last = best;
+        last_age = seqs[best].age;
     }
+}
+
+/* Someone who could run now, were it not for the pass, waits longer than all of its windows. */
+static bool pass_waits(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
+                       const struct plan *p, const struct plan_item *items) {
+    uint32_t oldest = 0;
+
+    for (uint32_t i = 0; i < p->n_items; i++)
+        if (seqs[items[i].seq].age > oldest) oldest = seqs[items[i].seq].age;
+    for (uint32_t i = 0; i < n_seqs; i++)
+        if (seqs[i].ready && seqs[i].age > oldest && !window_due(o, &seqs[i])) return true;
+    return false;
 }
 
 struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
@@ -102,10 +124,6 @@ struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs,
     ASSERT(o->window >= 1 && o->group >= 1 && o->step_tokens >= 1);
 
     add_windows(o, seqs, n_seqs, false, &p, items);
-    if (o->fixed_shape && p.n_items > 0) {
-        p.n_pad = o->group * o->window - p.n_rows;
-        return p;
-    }
     must = p.n_items > 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         must = must || (seqs[i].ready && (seqs[i].prompt_left > 0 || seqs[i].due));
@@ -117,6 +135,13 @@ struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs,
                       (o->policy == PLAN_AUTO && !plan_tuned_pays(o, n_decode, n_deterministic));
         /* Certifying begins where nothing waits for a verdict: judge what does, in this step. */
         if (p.canonical) add_windows(o, seqs, n_seqs, true, &p, items);
+    }
+    if (o->fixed_shape && p.n_items > 0) {
+        if (!pass_waits(o, seqs, n_seqs, &p, items)) {
+            p.n_pad = o->group * o->window - p.n_rows;
+            return p;
+        }
+        p.n_items = p.n_rows = 0;
     }
     add_decodes(o, seqs, n_seqs, &p, items);
     add_prefills(o, seqs, n_seqs, &p, items);

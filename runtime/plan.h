@@ -5,7 +5,11 @@
  *
  * A step has one schedule.  What must be canonical (prefill, verification) makes the whole step
  * so, and its decode rows are then certified where they are eligible; only a step of decode rows
- * alone may be tuned.  Whom a step serves changes when a token comes, never which. */
+ * alone may be tuned.  Whom a step serves changes when a token comes, never which.
+ *
+ * Every step serves the oldest sequence that is ready, so none waits for more steps than there are
+ * sequences.  With a fixed shape a pass, which is alone in its step, therefore lets the others go
+ * first where one of them has waited longer than all windows of the pass. */
 #ifndef LLM42D_RUNTIME_PLAN_H
 #define LLM42D_RUNTIME_PLAN_H
 

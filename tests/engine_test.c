@@ -2,6 +2,7 @@
  * gives its solo digest; what is cancelled or fails takes nothing with it; nothing leaks. */
 #include "tests/harness.h"
 #include <math.h>
+#include <time.h>
 
 #include "tests/toy_device.h"
 
@@ -500,6 +501,709 @@ static void test_bounded_wait(void **state) {
     harness_close(&h);
 }
 
+/* What the toy puts out, by the seed of the request; past the end, what it would. */
+struct script {
+    uint32_t n_prompt, n_ids;
+    uint32_t ids[256];
+    uint32_t n_asked; /* rows wanted at or after the prompt's end */
+};
+
+enum { N_SCRIPTS = 4, ID_A = 68, ID_B = 69, ID_C = 70, ID_X = 91, ID_FF = 191, ID_BAD = 777 };
+
+static uint32_t by_script(void *context, const struct device_want *want, uint32_t position,
+                          uint32_t token) {
+    struct script *s = (struct script *)context + want->params.seed;
+
+    if (want->params.seed >= N_SCRIPTS || position < s->n_prompt) return token;
+    s->n_asked++;
+    return position - s->n_prompt < s->n_ids ? s->ids[position - s->n_prompt] : token;
+}
+
+static const uint32_t ones[400] = {7, 8, 9};
+
+static struct engine_request scripted(struct script *s, uint32_t seed, uint32_t max_tokens) {
+    struct engine_request r = harness_request(ones, 2, max_tokens);
+
+    s[seed].n_prompt = 2;
+    r.params.seed = seed;
+    return r;
+}
+
+static void set_script(struct script *s, uint32_t seed, const uint32_t *ids, uint32_t n) {
+    memcpy(s[seed].ids, ids, n * sizeof(ids[0]));
+    s[seed].n_ids = n;
+}
+
+static void add_stop(struct engine_request *r, const char *text) {
+    struct stop_string *s = &r->stop_strings[r->n_stop_strings++];
+
+    s->n_bytes = (uint16_t)strlen(text);
+    memcpy(s->bytes, text, s->n_bytes);
+}
+
+/* n bytes that are no character each, all held back until the output ends. */
+static struct engine_request held_text(struct script *s, uint32_t seed, uint32_t n) {
+    struct engine_request r = scripted(s, seed, n);
+
+    for (uint32_t i = 0; i < n; i++) s[seed].ids[i] = ID_FF;
+    s[seed].n_ids = n;
+    r.n_stop_strings = 1;
+    r.stop_strings[0].n_bytes = 255;
+    memset(r.stop_strings[0].bytes, 0xff, 255);
+    r.grant = n;
+    return r;
+}
+
+static void steps(struct harness *h, int n) {
+    for (int i = 0; i < n; i++) assert_true(harness_step(h) >= 0);
+}
+
+static void expect_replacements(const struct harness_result *r, uint32_t n_bytes) {
+    assert_int_equal(r->n_text, n_bytes);
+    for (uint32_t i = 0; i < n_bytes; i++)
+        assert_int_equal((uint8_t)r->text[i], (uint8_t) "\xef\xbf\xbd"[i % 3]);
+}
+
+/* Where no tuned step changes a token, a plain request gives the deterministic one's under every
+ * policy, and nothing is ever dropped. */
+static void test_plain(void **state) {
+    static const struct toy_hooks steady = {.steady = true};
+    struct harness_random random = {11};
+
+    (void)state;
+    for (int round = 0; round < 30; round++) {
+        struct subject s = make_subject(&random);
+        struct harness_result want = solo(&s);
+        struct engine_options o = harness_options();
+        struct engine_request r = request_of(&s);
+        struct harness h;
+
+        o.policy = (enum plan_policy)(round % 3);
+        o.window = 1 + (uint32_t)round;
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            r.deterministic = deterministic;
+            harness_open(&h, &o, toy_open_with(&steady));
+            (void)harness_submit(&h, &r);
+            harness_finish(&h);
+            assert_int_equal(h.results[0].n_ids, want.n_ids);
+            assert_memory_equal(h.results[0].ids, want.ids, want.n_ids * sizeof(want.ids[0]));
+            assert_int_equal(h.results[0].finish, want.finish);
+            assert_int_equal(h.results[0].usage.recomputed, 0);
+            harness_check_idle(&h);
+            harness_close(&h);
+        }
+    }
+}
+
+struct flagging {
+    struct script scripts[N_SCRIPTS]; /* first: the context of both hooks */
+    uint32_t n_spared;                /* times that the row passes */
+};
+
+static bool flag_bad(void *context, const struct device_row *row) {
+    struct flagging *f = context;
+
+    if (row->token != ID_BAD) return false;
+    if (f->n_spared == 0) return true;
+    f->n_spared--;
+    return false;
+}
+
+/* A row that attention flags fails its request: in a prompt, where nothing of it is wanted, in a
+ * decode row, and in a window, the decode row having been well. */
+static void test_flagged_rows(void **state) {
+    struct harness_random random = {8};
+    struct subject s = make_subject(&random);
+    struct harness_result want = solo(&s);
+
+    (void)state;
+    for (uint32_t i = 0; i < want.n_ids; i++) assert_int_not_equal(want.ids[i], ID_BAD);
+    for (int where = 0; where < 3; where++)
+        for (int policy = 0; policy < 2; policy++) {
+            struct flagging f = {.n_spared = where == 2 && policy == PLAN_TUNED};
+            struct toy_hooks hooks = {.token = by_script, .flagged = flag_bad, .context = &f};
+            struct engine_options o = harness_options();
+            struct engine_request r = request_of(&s), bad;
+            struct harness_result *failed, *good;
+            uint32_t prompt[40] = {1, 2, 3};
+            struct harness h;
+
+            o.policy = (enum plan_policy)policy;
+            o.step_tokens = 16;
+            o.window = 8;
+            r.params.seed = s.seeded ? r.params.seed : N_SCRIPTS;
+            bad = harness_request(prompt, 40, 30);
+            bad.ignore_eos = true;
+            f.scripts[0].n_prompt = 40;
+            f.scripts[0].n_ids = 6;
+            f.scripts[0].ids[5] = ID_BAD;
+            if (where == 0) prompt[20] = ID_BAD;
+            harness_open(&h, &o, toy_open_with(&hooks));
+            failed = harness_submit(&h, &bad);
+            good = harness_submit(&h, &r);
+            harness_finish(&h);
+            assert_true(failed->failed);
+            assert_int_equal(failed->code, -EDOM);
+            if (where == 0) assert_int_equal(failed->n_ids, 0);
+            if (where > 0 && policy == PLAN_CANONICAL) assert_int_equal(failed->n_ids, 6);
+            assert_true(failed->n_ids <= 6);
+            expect_same(&want, good, "beside a flagged row", (uint64_t)where);
+            harness_check_idle(&h);
+            harness_close(&h);
+        }
+}
+
+/* Those in the queue are cancelled and late at once, whatever runs; the others keep their place. */
+static void test_queue_is_cut(void **state) {
+    struct engine_options o = harness_options();
+    struct engine_request r = harness_request(ones, 4, 200);
+    struct harness_result *runs, *cancelled, *late, *over, *stays;
+    struct harness h;
+
+    (void)state;
+    o.max_requests = 1;
+    harness_open(&h, &o, toy_open());
+    r.ignore_eos = true;
+    runs = harness_submit(&h, &r);
+    steps(&h, 3);
+    r.max_tokens = 5;
+    cancelled = harness_submit(&h, &r);
+    r.queue_deadline_us = 1;
+    late = harness_submit(&h, &r);
+    r.queue_deadline_us = 0;
+    r.deadline_us = 1;
+    over = harness_submit(&h, &r);
+    r.deadline_us = 0;
+    stays = harness_submit(&h, &r);
+    engine_cancel(h.engine, cancelled->handle);
+    steps(&h, 1);
+    assert_true(cancelled->ended && late->ended && over->ended);
+    assert_false(runs->ended || stays->ended);
+    assert_int_equal(cancelled->finish, 3);
+    assert_int_equal(late->finish, 4);
+    assert_int_equal(over->finish, 4);
+    harness_finish(&h);
+    assert_int_equal(runs->finish, 2);
+    assert_int_equal(runs->n_ids, 200);
+    assert_int_equal(stays->finish, 2);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
+static uint64_t clock_us(void) {
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+/* The queue's deadline is over once it runs; the other is not. */
+static void test_deadlines_of_what_runs(void **state) {
+    struct engine_options o = harness_options();
+    struct engine_request r = harness_request(ones, 4, 50);
+    struct harness_result *queued, *whole;
+    uint64_t deadline_us = clock_us() + 400000;
+    struct harness h;
+
+    (void)state;
+    harness_open(&h, &o, toy_open());
+    r.ignore_eos = true;
+    r.queue_deadline_us = deadline_us;
+    queued = harness_submit(&h, &r);
+    r.queue_deadline_us = 0;
+    r.deadline_us = deadline_us;
+    whole = harness_submit(&h, &r);
+    steps(&h, 3);
+    assert_true(queued->n_ids > 0 && whole->n_ids > 0);
+    while (clock_us() < deadline_us) {
+        struct timespec t = {0, 10000000};
+
+        (void)nanosleep(&t, NULL);
+    }
+    harness_finish(&h);
+    assert_int_equal(queued->finish, 2);
+    assert_int_equal(queued->n_ids, 50);
+    assert_int_equal(whole->finish, 4);
+    assert_true(whole->n_ids < 50);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
+/* The output is over, and its last text waits for a grant: the grant ends it, and so do a cancel
+ * and the loss of the device, which leave that text out. */
+static void test_last_text_waits(void **state) {
+    enum { GRANT, CANCEL, CANCEL_STOPPED, LOST, N_WAYS };
+
+    (void)state;
+    for (int way = 0; way < N_WAYS; way++) {
+        struct script scripts[N_SCRIPTS] = {{0}};
+        struct toy_hooks hooks = {.token = by_script, .context = scripts};
+        struct device_fault_rules rules = {.lost_at_step = 1};
+        const struct device_fault_rules none = {0};
+        struct engine_options o = harness_options();
+        struct engine_request r = held_text(scripts, 0, 150), other;
+        struct harness_result *one, *second;
+        struct device *dev = NULL;
+        struct harness h;
+
+        assert_int_equal(device_fault_open(toy_open_with(&hooks), &none, &dev, NULL), 0);
+        harness_open(&h, &o, dev);
+        h.auto_grant = false;
+        if (way == CANCEL_STOPPED) {
+            scripts[0].ids[149] = ID_X;
+            r.n_stop_ids = 2;
+            r.stop_ids[0] = ID_A;
+            r.stop_ids[1] = ID_X;
+        }
+        one = harness_submit(&h, &r);
+        steps(&h, 200);
+        assert_false(one->ended);
+        assert_int_equal(one->n_events, 150);
+        assert_int_equal(one->n_ids, 150);
+        expect_replacements(one, 351); /* 352 would end inside a character */
+        assert_int_equal(harness_step(&h), 0);
+        if (way == GRANT) {
+            engine_grant(h.engine, one->handle, 1);
+            steps(&h, 1);
+            assert_true(one->ended && !one->failed);
+            assert_int_equal(one->finish, 2);
+            expect_replacements(one, 450);
+        } else if (way == LOST) {
+            other = harness_request(ones, 4, 100);
+            other.params.seed = N_SCRIPTS;
+            other.grant = 100;
+            second = harness_submit(&h, &other);
+            steps(&h, 1);
+            device_fault_set(dev, &rules);
+            assert_int_equal(harness_step(&h), -EIO);
+            assert_true(one->ended && one->failed && second->ended && second->failed);
+            assert_int_equal(one->code, -EIO);
+            assert_int_equal(second->code, -EIO);
+        } else {
+            engine_cancel(h.engine, one->handle);
+            steps(&h, 1);
+            assert_true(one->ended && !one->failed);
+            assert_int_equal(one->finish, 3);
+            assert_int_equal(one->stop_kind, 0);
+            expect_replacements(one, 351);
+        }
+        if (way != LOST) harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
+/* As many events as were granted, not one more, and no step without a grant. */
+static void test_grants_are_kept(void **state) {
+    static const uint32_t grants[] = {1, 3, 1, 2, 18, 1, 5, 7, 1, 1, 40};
+
+    (void)state;
+    for (int policy = 0; policy < 3; policy++) {
+        struct engine_options o = harness_options();
+        struct engine_request r = harness_request(ones, 20, 100);
+        struct engine_stats stats;
+        struct harness_result *one;
+        uint32_t n_granted = 0;
+        struct harness h;
+
+        o.policy = (enum plan_policy)policy;
+        o.window = 8;
+        harness_open(&h, &o, toy_open());
+        h.auto_grant = false;
+        r.grant = 0;
+        r.ignore_eos = true;
+        r.prompt_logprobs = true;
+        one = harness_submit(&h, &r);
+        steps(&h, 20);
+        engine_stats_get(h.engine, &stats);
+        assert_int_equal(one->n_events, 0);
+        assert_int_equal(stats.tokens_prompt, 0);
+        for (size_t i = 0; i < sizeof(grants) / sizeof(grants[0]); i++) {
+            engine_grant(h.engine, one->handle, grants[i]);
+            n_granted += grants[i];
+            steps(&h, 150);
+            assert_int_equal(harness_step(&h), 0);
+            assert_int_equal(one->n_events, n_granted);
+            engine_stats_get(h.engine, &stats);
+            if (policy == PLAN_CANONICAL)
+                assert_int_equal(stats.tokens_decoded, one->n_ids ? one->n_ids - 1 : 0);
+        }
+        assert_false(one->ended);
+        engine_grant(h.engine, one->handle, 100);
+        harness_finish(&h);
+        assert_int_equal(one->finish, 2);
+        assert_int_equal(one->n_ids, 100);
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
+/* Fills the ring of 2048 events up to n_left; nothing is taken from it. */
+static void fill_ring(struct harness *h, uint32_t n_left) {
+    struct engine_request r = harness_request(ones, 2, 510);
+    struct engine_stats stats;
+
+    r.deterministic = false;
+    r.ignore_eos = true;
+    r.params.seed = N_SCRIPTS;
+    r.grant = 1000;
+    for (int i = 0; i < 3; i++) (void)harness_submit(h, &r); /* started, 510 tokens, done */
+    r.max_tokens = 510 - n_left;
+    (void)harness_submit(h, &r);
+    for (int i = 0; i < 600; i++) (void)engine_step(h->engine);
+    engine_stats_get(h->engine, &stats);
+    assert_int_equal(stats.requests_done, 4);
+}
+
+/* The ring is full and text waits: its request does not run. */
+static void test_full_ring_holds_text(void **state) {
+    struct script scripts[N_SCRIPTS] = {{0}};
+    struct toy_hooks hooks = {.token = by_script, .context = scripts};
+    struct engine_options o = harness_options();
+    struct engine_request r = held_text(scripts, 0, 150);
+    struct engine_stats before, after;
+    struct harness_result *one;
+    struct harness h;
+
+    (void)state;
+    harness_open(&h, &o, toy_open_with(&hooks));
+    scripts[0].ids[150] = ID_X; /* what was held is shown, in two events */
+    scripts[0].ids[151] = ID_A;
+    scripts[0].n_ids = 152;
+    r.max_tokens = 152;
+    r.grant = 1000;
+    fill_ring(&h, 1 + 151);
+    engine_stats_get(h.engine, &before);
+    one = harness_submit(&h, &r);
+    for (int i = 0; i < 200; i++) (void)engine_step(h.engine);
+    assert_int_equal(engine_step(h.engine), 0);
+    engine_stats_get(h.engine, &after);
+    assert_int_equal(after.tokens_committed - before.tokens_committed, 151);
+    assert_int_equal(after.tokens_decoded - before.tokens_decoded, 150);
+    harness_drain(&h);
+    harness_finish(&h);
+    assert_int_equal(one->finish, 2);
+    assert_int_equal(one->n_text, 452);
+    assert_memory_equal(one->text + 447, "\xef\xbf\xbdxa", 5);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
+/* It failed before it was cancelled, and says so. */
+static void test_failed_then_cancelled(void **state) {
+    struct flagging f = {.n_spared = 0};
+    struct toy_hooks hooks = {.token = by_script, .flagged = flag_bad, .context = &f};
+    static const uint32_t ids[] = {ID_A, ID_A, ID_BAD};
+    struct engine_options o = harness_options();
+    struct engine_request r = scripted(f.scripts, 0, 20);
+    struct engine_stats stats;
+    struct harness_result *one;
+    struct harness h;
+
+    (void)state;
+    set_script(f.scripts, 0, ids, 3);
+    harness_open(&h, &o, toy_open_with(&hooks));
+    fill_ring(&h, 1 + 3);
+    one = harness_submit(&h, &r);
+    for (int i = 0; i < 10; i++) (void)engine_step(h.engine);
+    engine_cancel(h.engine, one->handle);
+    for (int i = 0; i < 10; i++) assert_int_equal(engine_step(h.engine), 0);
+    harness_drain(&h);
+    harness_finish(&h);
+    assert_true(one->ended && one->failed);
+    assert_int_equal(one->code, -EDOM);
+    engine_stats_get(h.engine, &stats);
+    assert_int_equal(stats.requests_failed, 1);
+    assert_int_equal(stats.requests_cancelled, 0);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
+/* One after the other on one lane: what is shown of an output, and why it ended. */
+static void test_ends_of_outputs(void **state) {
+    static const struct {
+        const char *why;
+        uint32_t ids[8], n_ids, max_tokens;
+        bool ignore_eos;
+        uint32_t stop_ids[2], n_stop_ids;
+        const char *stops[2];
+        const char *text;
+        uint32_t want_ids;
+        uint8_t finish, kind;
+        uint16_t index;
+    } cases[] = {
+        {"special tokens have no text",
+         {ID_A, 0, 2, 3, ID_B},
+         5,
+         5,
+         false,
+         {0},
+         0,
+         {0},
+         "ab",
+         5,
+         2,
+         0,
+         0},
+        {"an end of text", {ID_A, EOS, ID_B}, 3, 5, false, {0}, 0, {0}, "a", 2, 1, 1, 0},
+        {"the same behind own ids",
+         {ID_A, EOS, ID_B},
+         3,
+         5,
+         false,
+         {500, 600},
+         2,
+         {0},
+         "a",
+         2,
+         1,
+         1,
+         2},
+        {"nothing is left of the one before",
+         {ID_A, ID_B},
+         2,
+         2,
+         false,
+         {0},
+         0,
+         {0},
+         "ab",
+         2,
+         2,
+         0,
+         0},
+        {"an end of text that is ignored",
+         {ID_A, EOS, ID_B},
+         3,
+         3,
+         true,
+         {0},
+         0,
+         {0},
+         "ab",
+         3,
+         2,
+         0,
+         0},
+        {"ignored, and yet an own id",
+         {ID_A, EOS, ID_B},
+         3,
+         3,
+         true,
+         {600, EOS},
+         2,
+         {0},
+         "a",
+         2,
+         1,
+         1,
+         1},
+        {"what was held is shown at the end",
+         {ID_A, ID_B},
+         2,
+         2,
+         false,
+         {0},
+         0,
+         {"abc"},
+         "ab",
+         2,
+         2,
+         0,
+         0},
+        {"and before an id that stops",
+         {ID_A, ID_B, ID_X},
+         3,
+         8,
+         false,
+         {ID_X},
+         1,
+         {"abc"},
+         "ab",
+         3,
+         1,
+         1,
+         0},
+        {"a string on the last token is a stop",
+         {ID_X, ID_A, ID_B, ID_C},
+         4,
+         4,
+         false,
+         {0},
+         0,
+         {"q", "abc"},
+         "x",
+         4,
+         1,
+         2,
+         1},
+        {"nothing is left of that either",
+         {ID_A, ID_B},
+         2,
+         2,
+         false,
+         {0},
+         0,
+         {0},
+         "ab",
+         2,
+         2,
+         0,
+         0},
+    };
+    struct script scripts[N_SCRIPTS] = {{0}};
+    struct toy_hooks hooks = {.steady = true, .token = by_script, .context = scripts};
+
+    (void)state;
+    for (int policy = 0; policy < 3; policy++) {
+        struct engine_options o = harness_options();
+        struct harness h;
+
+        o.policy = (enum plan_policy)policy;
+        o.max_requests = 1;
+        o.window = 4;
+        harness_open(&h, &o, toy_open_with(&hooks));
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+            struct engine_request r = scripted(scripts, 1, cases[i].max_tokens);
+            struct harness_result *one;
+
+            set_script(scripts, 1, cases[i].ids, cases[i].n_ids);
+            r.ignore_eos = cases[i].ignore_eos;
+            r.n_stop_ids = cases[i].n_stop_ids;
+            memcpy(r.stop_ids, cases[i].stop_ids, sizeof(cases[i].stop_ids));
+            for (int k = 0; k < 2 && cases[i].stops[k]; k++) add_stop(&r, cases[i].stops[k]);
+            one = harness_submit(&h, &r);
+            harness_finish(&h);
+            if (one->n_ids != cases[i].want_ids || one->n_text != strlen(cases[i].text) ||
+                memcmp(one->text, cases[i].text, one->n_text) != 0 ||
+                one->finish != cases[i].finish || one->stop_kind != cases[i].kind ||
+                one->stop_index != cases[i].index)
+                fail_msg("%s: %u ids, \"%.*s\", finish %u, stop %u of kind %u", cases[i].why,
+                         one->n_ids, (int)one->n_text, one->text, one->finish, one->stop_index,
+                         one->stop_kind);
+        }
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
+/* The prompt's logprobs alone: the row after them is not asked for. */
+static void test_no_tokens_wanted(void **state) {
+    struct script scripts[N_SCRIPTS] = {{0}};
+    struct toy_hooks hooks = {.token = by_script, .context = scripts};
+    struct engine_options o = harness_options();
+    struct engine_request r;
+    struct harness_result *one;
+    struct harness h;
+
+    (void)state;
+    harness_open(&h, &o, toy_open_with(&hooks));
+    r = harness_request(ones, 200, 0);
+    r.params.seed = 1;
+    r.prompt_logprobs = true;
+    scripts[1].n_prompt = 200;
+    one = harness_submit(&h, &r);
+    harness_finish(&h);
+    assert_int_equal(one->finish, 2);
+    assert_int_equal(one->n_prompt, 199);
+    assert_int_equal(one->n_ids, 0);
+    assert_int_equal(scripts[1].n_asked, 0);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
+/* Windows that are all due, one of them a pass: each in its turn. */
+static void test_due_in_turn(void **state) {
+    static const struct toy_hooks steady = {.steady = true};
+    enum { N = 6 };
+
+    (void)state;
+    for (uint32_t window = 1; window <= 4; window++)
+        for (int fixed = 0; fixed < 2; fixed++) {
+            struct engine_options o = harness_options();
+            struct engine_request r = harness_request(ones, 4, 60);
+            uint32_t n_ids[N] = {0}, moved[N] = {0};
+            struct harness h;
+
+            o.policy = PLAN_TUNED;
+            o.window = window;
+            o.group = 1;
+            o.fixed_shape = fixed;
+            harness_open(&h, &o, toy_open_with(&steady));
+            r.ignore_eos = true;
+            for (int i = 0; i < N; i++) (void)harness_submit(&h, &r);
+            while (engine_count(h.engine) > 0) {
+                steps(&h, 1);
+                for (int i = 0; i < N; i++) {
+                    if (h.results[i].n_ids != n_ids[i] || h.results[i].ended) moved[i] = h.n_steps;
+                    n_ids[i] = h.results[i].n_ids;
+                    assert_true(h.n_steps - moved[i] <= N + 2 * window);
+                }
+            }
+            harness_finish(&h);
+            harness_check_idle(&h);
+            harness_close(&h);
+        }
+}
+
+/* Windows of one row are due in every step: with a fixed shape plain requests and prompts move on
+ * beside them all the same, and so do they. */
+static void test_fixed_shape_wait(void **state) {
+    (void)state;
+    for (uint32_t n_due = 1; n_due <= 3; n_due++) {
+        struct engine_options o = harness_options();
+        struct engine_request r = harness_request(ones, 4, 400);
+        struct harness_result *plain, *prompt;
+        uint32_t n_before;
+        struct harness h;
+
+        o.policy = PLAN_TUNED;
+        o.window = o.group = 1;
+        o.fixed_shape = true;
+        harness_open(&h, &o, toy_open());
+        r.ignore_eos = true;
+        for (uint32_t i = 0; i < n_due; i++) (void)harness_submit(&h, &r);
+        r.deterministic = false;
+        plain = harness_submit(&h, &r);
+        steps(&h, 100);
+        for (uint32_t i = 0; i <= n_due; i++)
+            assert_true(h.results[i].n_ids >= 100 / (n_due + 1) - 2);
+        n_before = plain->n_ids;
+        r.n_prompt = 300;
+        r.max_tokens = 1;
+        prompt = harness_submit(&h, &r);
+        steps(&h, 8 * (int)(n_due + 2));
+        assert_true(prompt->ended);
+        assert_true(plain->n_ids > n_before);
+        harness_finish(&h);
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
+/* A prompt beside others without end on lanes before its own. */
+static void test_prompts_in_turn(void **state) {
+    struct engine_options o = harness_options();
+    struct engine_request r = harness_request(ones, 400, 1);
+    struct harness_result *one;
+    struct harness h;
+
+    (void)state;
+    o.max_requests = 3;
+    o.step_tokens = 16;
+    harness_open(&h, &o, toy_open());
+    (void)harness_submit(&h, &r);
+    r.n_prompt = 200;
+    one = harness_submit(&h, &r);
+    r.n_prompt = 400;
+    for (int i = 0; i < 45; i++) {
+        while (engine_count(h.engine) < 6) (void)harness_submit(&h, &r);
+        steps(&h, 1);
+    }
+    assert_true(one->ended);
+    harness_finish(&h);
+    harness_close(&h);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_combinations),
@@ -512,6 +1216,19 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_event_ring_full),
         cmocka_unit_test(test_bounded_wait),
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_flagged_rows),
+        cmocka_unit_test(test_queue_is_cut),
+        cmocka_unit_test(test_deadlines_of_what_runs),
+        cmocka_unit_test(test_last_text_waits),
+        cmocka_unit_test(test_grants_are_kept),
+        cmocka_unit_test(test_full_ring_holds_text),
+        cmocka_unit_test(test_failed_then_cancelled),
+        cmocka_unit_test(test_ends_of_outputs),
+        cmocka_unit_test(test_no_tokens_wanted),
+        cmocka_unit_test(test_due_in_turn),
+        cmocka_unit_test(test_fixed_shape_wait),
+        cmocka_unit_test(test_prompts_in_turn),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

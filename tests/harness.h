@@ -38,8 +38,10 @@ struct harness_result {
     bool ended, failed;
     int code;
     uint8_t finish, stop_kind;
+    uint16_t stop_index;
     uint8_t digest[32];
     struct engine_usage usage;
+    uint32_t n_events; /* those that take a grant */
     uint32_t n_ids, n_prompt;
     uint32_t ids[HARNESS_TOKENS_MAX];
     float logprobs[HARNESS_TOKENS_MAX];
@@ -114,6 +116,20 @@ static inline struct harness_result *harness_find(struct harness *h, uint64_t ha
     return NULL;
 }
 
+/* Whole characters, and nothing empty. */
+static inline void harness_check_text(const struct engine_event *event) {
+    uint32_t at = 0;
+
+    assert_true(event->kind == ENGINE_TOKEN || event->n_text > 0);
+    while (at < event->n_text) {
+        uint8_t c = event->text[at];
+
+        assert_true(c < 0x80 || (c >= 0xc2 && c <= 0xf4)); /* no middle of a character */
+        at += c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    }
+    assert_int_equal(at, event->n_text);
+}
+
 /* Takes one event in; what must hold for every event is asserted here. */
 static inline void harness_take(struct harness *h, const struct engine_event *event) {
     struct harness_result *r = harness_find(h, event->handle);
@@ -132,6 +148,7 @@ static inline void harness_take(struct harness *h, const struct engine_event *ev
         /* fall through */
     case ENGINE_TEXT:
         assert_true(r->n_text + event->n_text < HARNESS_TEXT_MAX);
+        harness_check_text(event);
         memcpy(r->text + r->n_text, event->text, event->n_text);
         r->n_text += event->n_text;
         break;
@@ -142,11 +159,13 @@ static inline void harness_take(struct harness *h, const struct engine_event *ev
         r->code = event->code;
         r->finish = event->finish;
         r->stop_kind = event->stop_kind;
+        r->stop_index = event->stop_index;
         r->usage = event->usage;
         memcpy(r->digest, event->digest, sizeof(r->digest));
         assert_int_equal(event->usage.n_output, r->n_ids);
         return;
     }
+    r->n_events++;
     if (h->auto_grant) engine_grant(h->engine, event->handle, 1);
 }
 

@@ -25,6 +25,11 @@ static struct plan_seq prefilling(uint32_t left) {
     return s;
 }
 
+static uint32_t below(uint32_t *x, uint32_t n) {
+    *x = *x * 1664525u + 1013904223u;
+    return (*x >> 8) % n;
+}
+
 static const struct plan_item *of(const struct plan *p, const struct plan_item *items,
                                   uint32_t seq) {
     for (uint32_t i = 0; i < p->n_items; i++)
@@ -115,6 +120,121 @@ static void test_fixed_shape(void **state) {
     assert_int_equal(p.n_rows + p.n_pad, 16);
 }
 
+/* The pass of a fixed shape goes first, until one beside it has waited longer than all of it. */
+static void test_fixed_shape_in_turn(void **state) {
+    struct plan_options fixed = tuned;
+    struct plan_seq seqs[] = {decoding(true, 7, true, 2), decoding(true, 3, true, 4),
+                              decoding(false, 0, false, 4), prefilling(9)};
+    struct plan_item items[N_MAX];
+    struct plan p;
+
+    (void)state;
+    fixed.fixed_shape = true;
+    p = plan_make(&fixed, seqs, 4, items);
+    assert_int_equal(p.n_items, 2);
+    assert_int_equal(p.n_rows + p.n_pad, 16);
+
+    seqs[2].age = 5;
+    p = plan_make(&fixed, seqs, 4, items);
+    assert_int_equal(p.n_items, 2);
+    assert_int_equal(of(&p, items, 2)->kind, PLAN_DECODE);
+    assert_int_equal(of(&p, items, 3)->n_rows, 9);
+    assert_int_equal(p.n_pad, 0);
+    assert_true(p.canonical);
+
+    seqs[2].ready = false; /* who is paused holds nobody up */
+    assert_int_equal(plan_make(&fixed, seqs, 4, items).n_pad, 4);
+    seqs[3].age = 5;
+    p = plan_make(&fixed, seqs, 4, items);
+    assert_int_equal(p.n_items, 1);
+    assert_int_equal(of(&p, items, 3)->kind, PLAN_PREFILL);
+    seqs[3].ready = false;
+    seqs[2] = decoding(true, 7, true, 3); /* of three that are due, one waits */
+    p = plan_make(&fixed, seqs, 4, items);
+    assert_int_equal(p.n_rows, 12);
+    assert_null(of(&p, items, 0));
+}
+
+/* Judging what waits, where auto turns canonical, is a pass as well: alone and padded. */
+static void test_fixed_shape_auto(void **state) {
+    struct plan_options o = {PLAN_AUTO, 32, 8, 64, true};
+    struct plan_seq seqs[] = {decoding(true, 3, false, 0), decoding(true, 0, false, 0)};
+    struct plan_item items[N_MAX];
+    struct plan p = plan_make(&o, seqs, 2, items);
+
+    (void)state;
+    assert_int_equal(p.n_items, 1);
+    assert_int_equal(p.n_rows + p.n_pad, 256);
+    seqs[1].age = 1;
+    p = plan_make(&o, seqs, 2, items);
+    assert_true(p.canonical);
+    assert_int_equal(p.n_items, 2);
+    assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
+}
+
+/* Prompts that do not all fit: the oldest first, then by place. */
+static void test_prefill_in_turn(void **state) {
+    struct plan_seq seqs[] = {prefilling(20), prefilling(20), prefilling(8), prefilling(20)};
+    struct plan_item items[N_MAX];
+    struct plan p;
+
+    (void)state;
+    seqs[2].age = seqs[3].age = 7;
+    seqs[1].age = 1;
+    p = plan_make(&tuned, seqs, 4, items);
+    assert_int_equal(p.n_items, 3);
+    assert_int_equal(of(&p, items, 2)->n_rows, 8);
+    assert_int_equal(of(&p, items, 3)->n_rows, 20);
+    assert_int_equal(of(&p, items, 1)->n_rows, 4);
+}
+
+/* Random loads step after step, some of them paused: whoever is ready is served before as many
+ * steps are over as there are sequences. */
+static void test_bounded_wait(void **state) {
+    uint32_t x = 2;
+
+    (void)state;
+    for (int round = 0; round < 3000; round++) {
+        struct plan_options o = {(enum plan_policy)below(&x, 3), 1 + below(&x, 4), 1 + below(&x, 3),
+                                 1 + below(&x, 32), below(&x, 2)};
+        struct plan_seq seqs[12];
+        struct plan_item items[12];
+        uint32_t n = 1 + below(&x, 12), waited[12] = {0};
+
+        for (uint32_t i = 0; i < n; i++) {
+            seqs[i] = decoding(below(&x, 2), 0, false, 0);
+            seqs[i].prompt_left = below(&x, 60);
+        }
+        for (int step = 0; step < 100; step++) {
+            bool served[12] = {false};
+            struct plan p;
+
+            for (uint32_t i = 0; i < n; i++) {
+                seqs[i].ready = i == 0 || below(&x, 4) > 0;
+                seqs[i].due = seqs[i].deterministic && seqs[i].prompt_left == 0 &&
+                              seqs[i].candidates + 1 >= o.window;
+            }
+            p = plan_make(&o, seqs, n, items);
+            for (uint32_t i = 0; i < p.n_items; i++) served[items[i].seq] = true;
+            for (uint32_t i = 0; i < n; i++) {
+                waited[i] = served[i] || !seqs[i].ready ? 0 : waited[i] + 1;
+                assert_true(waited[i] <= n);
+                seqs[i].age = served[i] ? 0 : seqs[i].age + 1;
+            }
+            for (uint32_t i = 0; i < p.n_items; i++) {
+                struct plan_seq *s = &seqs[items[i].seq];
+
+                if (items[i].kind == PLAN_VERIFY) s->candidates = 0;
+                if (items[i].kind == PLAN_DECODE && s->deterministic)
+                    s->candidates += !p.canonical || s->candidates > 0;
+                if (items[i].kind != PLAN_PREFILL) continue;
+                s->prompt_left -= items[i].n_rows;
+                if (s->prompt_left == 0 && below(&x, 2)) s->prompt_left = 1 + below(&x, 60);
+            }
+        }
+    }
+}
+
 /* auto turns canonical: what waits for a verdict is judged in that step, and then certified. */
 static void test_auto(void **state) {
     struct plan_options o = {PLAN_AUTO, 32, 8, 64, false};
@@ -151,11 +271,6 @@ static void test_window_of_one(void **state) {
         assert_true(plan_make(&o, seqs, 1, items).canonical);
         assert_int_equal(items[0].kind, PLAN_DECODE);
     }
-}
-
-static uint32_t below(uint32_t *x, uint32_t n) {
-    *x = *x * 1664525u + 1013904223u;
-    return (*x >> 8) % n;
 }
 
 /* Random loads: every plan keeps its promises. */
@@ -205,8 +320,19 @@ static void test_invariants(void **state) {
         assert_int_equal(p.n_rows, n_rows);
         assert_true(n_windows <= o.group && p.n_rows + p.n_pad <= plan_rows_max(&o, n));
         if (o.policy == PLAN_CANONICAL) assert_true(p.canonical);
+        if (o.fixed_shape && n_windows > 0) { /* alone, and padded */
+            assert_int_equal(n_windows, p.n_items);
+            assert_int_equal(p.n_rows + p.n_pad, o.group * o.window);
+        }
         for (uint32_t i = 0; i < n; i++) /* something ready means something runs */
             if (seqs[i].ready) assert_true(p.n_items > 0);
+        for (uint32_t i = 0; i < n; i++) { /* and nobody ready is older than all who run */
+            uint32_t oldest = 0;
+
+            for (uint32_t k = 0; k < p.n_items; k++)
+                if (seqs[items[k].seq].age > oldest) oldest = seqs[items[k].seq].age;
+            if (seqs[i].ready) assert_true(seqs[i].age <= oldest);
+        }
     }
 }
 
@@ -218,6 +344,10 @@ int main(void) {
         cmocka_unit_test(test_prefill_room),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_fixed_shape),
+        cmocka_unit_test(test_fixed_shape_in_turn),
+        cmocka_unit_test(test_fixed_shape_auto),
+        cmocka_unit_test(test_prefill_in_turn),
+        cmocka_unit_test(test_bounded_wait),
         cmocka_unit_test(test_auto),
         cmocka_unit_test(test_window_of_one),
         cmocka_unit_test(test_invariants),

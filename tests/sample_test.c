@@ -15,6 +15,7 @@
 
 #include "runtime/err.h"
 #include "runtime/num.h"
+#include "runtime/sample_row.h"
 
 enum { VOCAB_MAX = 49152 };
 
@@ -521,14 +522,85 @@ static void test_bound(void **state) {
     }
 }
 
+/* The last that may win: a race whose leader has an id's very time and a higher id.  By words of
+ * every size, the least ones too (found by trying seeds), and weights of every size, in a block of
+ * the vector version and behind its last. */
+static void test_last_winner(void **state) {
+    static const struct {
+        uint64_t seed;
+        uint32_t id, word;
+    } least[] = {{994206, 839, 1}, {236545, 1517, 4}, {1040785, 889, 4}};
+    const struct sample_row *rows[] = {&sample_row_portable, sample_row_avx2()};
+    enum { N = 2048, N_LEAST = sizeof(least) / sizeof(least[0]) };
+    static float e[N];
+
+    (void)state;
+    for (uint32_t i = 0; i < 20000; i++) {
+        uint64_t seed = i < N_LEAST ? least[i].seed : dice();
+        uint32_t id = i < N_LEAST ? least[i].id : dice_below(N - 1);
+        uint32_t word = num_random(seed, 0, id), n = i % 2 ? N : id + 1;
+        float weight = i % 3 ? num_exp2((float)dice_below(2000) * -0.01f) : 1.0f;
+        float time = num_exponential(word) / weight;
+
+        if (i < N_LEAST) assert_int_equal(word, least[i].word);
+        for (size_t k = 0; k < 2 && rows[k]; k++) {
+            struct sample_race race = {.seed = seed, .id = N, .time = NUM_INFINITY};
+
+            sample_race_id(&race, N, word, weight); /* the leader */
+            assert_int_equal(race.id, N);
+            memset(e, 0, sizeof(e));
+            e[id] = weight;
+            rows[k]->run(e, n, &race);
+            if (race.id != id)
+                fail_msg("word %u, weight %a: not drawn at %a", word, (double)weight, (double)time);
+            assert_true(race.time == time);
+        }
+    }
+}
+
+/* A first id of which the logit or the logit over the temperature is not finite is drawn, whatever
+ * else is asked. */
+static void test_first_not_finite(void **state) {
+    static const struct {
+        float all, top, temperature;
+    } cases[] = {
+        {0.0f, 0x1p125f, 0x1p-7f},       {0x1.8p121f, 0x1.8p121f, 0x1p-7f},
+        {0.0f, INFINITY, 1.0f},          {1.0f, INFINITY, 0x1p+7f},
+        {-INFINITY, -INFINITY, 1.0f},    {-0x1p127f, -0x1p126f, 0x1p-7f},
+        {-0x1p127f, -0x1p127f, 0x1p-7f},
+    };
+    static const uint32_t sizes[] = {7, 32, 301};
+
+    (void)state;
+    for (int i = 0; i < 4000; i++) {
+        size_t c = (size_t)i % (sizeof(cases) / sizeof(cases[0]));
+        uint32_t n = PICK(sizes), first = cases[c].all == cases[c].top ? 0 : 1 + dice_below(n - 2);
+        struct sample_params p = make_params(n);
+
+        for (uint32_t j = 0; j < n; j++) logits[j] = cases[c].all;
+        logits[first] = logits[n - 1] = cases[c].top; /* two, of which the lower is first */
+        p.temperature = cases[c].temperature;
+        if (i % 4 == 0) p.top_p = 1.0f;
+        if (i % 8 == 0) p.top_k = 0;
+        assert_int_equal(sample_choose(logits, n, &p, dice(), scratch), first);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_whole_vocabulary),
-        cmocka_unit_test(test_lse_not_finite), cmocka_unit_test(test_no_number),
-        cmocka_unit_test(test_check),          cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_distribution),   cmocka_unit_test(test_seeds),
-        cmocka_unit_test(test_equal_times),    cmocka_unit_test(test_top_p_ceiling),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_whole_vocabulary),
+        cmocka_unit_test(test_lse_not_finite),
+        cmocka_unit_test(test_no_number),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_equal_times),
+        cmocka_unit_test(test_top_p_ceiling),
         cmocka_unit_test(test_bound),
+        cmocka_unit_test(test_last_winner),
+        cmocka_unit_test(test_first_not_finite),
     };
     int r = cmocka_run_group_tests(tests, NULL, NULL);
 

@@ -29,6 +29,8 @@ static const struct {
     {"one is the beginning of another", {"ab", "abc"}, "zabc", "z", 0},
     {"multi-byte characters", {"\xe2\x82\xac"}, "5 \xe2\x82\xac each", "5 ", 0},
     {"half a character before the stop is not whole", {"!"}, "a\xe2\x82!", "a\xef\xbf\xbd", 0},
+    {"a short one behind a long one holds no less back", {"STOP", "ab"}, "xSTOP", "x", 0},
+    {"nor one of no beginning", {"abcdef", "zz", "q"}, "xxabcdef", "xx", 0},
     {"at the very end", {"end"}, "the end", "the ", 0},
     {"at the very start", {"the"}, "the end", "", 0},
     {"invalid bytes become replacement characters",
@@ -86,6 +88,39 @@ static void test_all_cuts(void **state) {
         }
 }
 
+/* All at once, so that both are complete: the earlier in the text, then the first in the list. */
+static void test_order(void **state) {
+    static const struct {
+        const char *stops[3], *bytes, *shown;
+        int index;
+    } orders[] = {
+        {{"ab", "abc"}, "zabc", "z", 0},       {{"abc", "ab"}, "zabc", "z", 0},
+        {{"q", "abcd", "a"}, "zabcd", "z", 1}, {{"q", "a", "abcd"}, "zabcd", "z", 1},
+        {{"ab", "ab"}, "zab", "z", 0},         {{"c", "bc", "zb"}, "zbc", "", 2},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(orders) / sizeof(orders[0]); i++) {
+        struct stop_string strings[3] = {0};
+        struct stop_text t = {.strings = strings};
+        uint8_t scratch[STOP_STRING_BYTES_MAX + 64], out[2048];
+        size_t n_out;
+
+        for (; t.n_strings < 3 && orders[i].stops[t.n_strings]; t.n_strings++) {
+            const char *stop = orders[i].stops[t.n_strings];
+
+            strings[t.n_strings].n_bytes = (uint16_t)strlen(stop);
+            memcpy(strings[t.n_strings].bytes, stop, strlen(stop));
+        }
+        assert_int_equal(stop_text_push(&t, (const uint8_t *)orders[i].bytes,
+                                        strlen(orders[i].bytes), scratch, out, &n_out),
+                         orders[i].index);
+        assert_int_equal(n_out, strlen(orders[i].shown));
+        assert_memory_equal(out, orders[i].shown, n_out);
+        assert_int_equal(stop_text_end(&t, out), 0); /* nothing of it comes later */
+    }
+}
+
 static void test_longest_stop(void **state) {
     struct stop_string s = {.n_bytes = STOP_STRING_BYTES_MAX};
     struct stop_text t = {.strings = &s, .n_strings = 1};
@@ -105,6 +140,7 @@ static void test_longest_stop(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_cuts),
+                                       cmocka_unit_test(test_order),
                                        cmocka_unit_test(test_longest_stop)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,8 +28,19 @@ struct toy_row {
     uint64_t clean, dirt; /* folds of all KV up to the row */
 };
 
+/* What a test wants otherwise; all may be left out. */
+struct toy_hooks {
+    bool steady; /* dirt shows in the logprobs, never in the tokens */
+    /* The token of a wanted row, of any step; `position` is where it would stand. */
+    uint32_t (*token)(void *context, const struct device_want *want, uint32_t position,
+                      uint32_t token);
+    bool (*flagged)(void *context, const struct device_row *row); /* by attention */
+    void *context;
+};
+
 struct toy_device {
     struct device base;
+    struct toy_hooks hooks;
     struct device_limits limits;
     uint32_t vocab, n_layers;
     bool tuned;
@@ -193,7 +204,11 @@ static int toy_sample(struct device *dev, uint32_t first, uint32_t n, struct err
         memset(r, 0, sizeof(*r));
         r->token = (uint32_t)(h >> 20) % t->vocab;
         /* Dirt flips one token in eight, and always the bits. */
-        if (row->dirt && toy_mix(h, row->dirt) % 8 == 0) r->token = (r->token + 1) % t->vocab;
+        if (row->dirt && !t->hooks.steady && toy_mix(h, row->dirt) % 8 == 0)
+            r->token = (r->token + 1) % t->vocab;
+        if (t->hooks.token)
+            r->token =
+                t->hooks.token(t->hooks.context, want, t->rows[want->row].position + 1, r->token);
         r->logprob = toy_logprob(toy_mix(row->clean, row->dirt));
         r->target_logprob = toy_logprob(toy_mix(toy_mix(row->clean, row->dirt), want->target));
         r->n_top = want->n_top;
@@ -211,7 +226,8 @@ static int toy_copy(struct device *dev, struct device_result *out_results, uint8
 
     (void)e;
     memcpy(out_results, t->results, t->n_wants * sizeof(t->results[0]));
-    memset(out_flagged, 0, t->n_rows);
+    for (uint32_t i = 0; i < t->n_rows; i++)
+        out_flagged[i] = t->hooks.flagged && t->hooks.flagged(t->hooks.context, &t->rows[i]);
     return 0;
 }
 
@@ -254,12 +270,19 @@ static const struct device_ops toy_ops = {
     .memory = toy_memory,
 };
 
-static inline struct device *toy_open(void) {
+static inline struct device *toy_open_with(const struct toy_hooks *hooks) {
     struct toy_device *t = calloc(1, sizeof(*t));
 
     ASSERT(t);
     t->base.ops = &toy_ops;
+    t->hooks = *hooks;
     return &t->base;
+}
+
+static inline struct device *toy_open(void) {
+    static const struct toy_hooks none;
+
+    return toy_open_with(&none);
 }
 
 #endif
