@@ -785,6 +785,7 @@ static void test_last_text_waits(void **state) {
             assert_true(one->ended && !one->failed);
             assert_int_equal(one->finish, 3);
             assert_int_equal(one->stop_kind, 0);
+            assert_int_equal(one->stop_index, 0);
             expect_replacements(one, 351);
         }
         if (way != LOST) harness_check_idle(&h);
