@@ -920,6 +920,63 @@ static void test_empty_credit(void **state) {
     side_close(s);
 }
 
+/* What a request was granted and did not use comes back with its end: many short ones go on on
+ * credit that one of them alone reserves. */
+static void test_grants_come_back(void **state) {
+    struct side *s = side_open(CONN_DATA);
+    uint8_t bytes[64];
+
+    (void)state;
+    say_hello(s, WIRE_CREDIT_MIN);
+    for (uint64_t id = 1; id <= 40; id++) {
+        begin(s, id, 1);
+        if (id % 4 == 0) /* cancelled with grants in hand */
+            send_bytes(s, bytes, wire_write(bytes, sizeof(bytes), WIRE_CANCEL, id, NULL, 0));
+        (void)read_done(s, id, id % 4 == 0 ? WIRE_FINISH_CANCELLED : WIRE_FINISH_LENGTH);
+    }
+    side_close(s);
+}
+
+/* No frame is larger than what the client asked for, however much comes at once. */
+static void test_payload_max(void **state) {
+    struct side *s = side_open(CONN_DATA);
+    struct wire_hello h = {.version_min = 1, .version_max = 1, .payload_max = WIRE_PAYLOAD_MIN};
+    struct wire_submit q = plain(3);
+    uint32_t n_tokens = 0, n_logprobs = 0;
+    struct wire_frame f = {0};
+    uint8_t bytes[128];
+
+    (void)state;
+    send_bytes(s, bytes, wire_write_hello(bytes, sizeof(bytes), &h));
+    (void)expect(s, WIRE_HELLO_OK, 0);
+    q.logprobs = 1 + WIRE_TOP_MAX;
+    q.max_tokens = 200;
+    submit(s, 1, &q);
+    prompt(s, 1, "abc", 3, true);
+    (void)expect(s, WIRE_ACCEPTED, 1);
+    for (int i = 0; i < 2000 && f.type != WIRE_DONE; i++) {
+        struct wire_tokens t;
+        struct wire_logprobs l;
+
+        fake_step(64);
+        while (f.type != WIRE_DONE && next(s, &f)) {
+            assert_true(f.payload_bytes <= WIRE_PAYLOAD_MIN);
+            if (f.type == WIRE_TOKENS) {
+                assert_int_equal(wire_read_tokens(&f, &t), 0);
+                assert_int_equal(t.first, n_tokens);
+                n_tokens += t.n_tokens;
+            } else if (f.type == WIRE_LOGPROBS) {
+                assert_int_equal(wire_read_logprobs(&f, &l), 0);
+                assert_int_equal(l.first, n_logprobs);
+                n_logprobs += l.n_tokens;
+            }
+        }
+    }
+    assert_int_equal(n_tokens, 200);
+    assert_int_equal(n_logprobs, 200);
+    side_close(s);
+}
+
 /* A prompt that does not come: its deadline counts, and the connection's patience ends. */
 static void test_prompt_stands_still(void **state) {
     struct side *s = side_open(CONN_DATA);
@@ -1287,6 +1344,8 @@ int main(void) {
         CASE(test_credit),
         CASE(test_no_credit_ends),
         CASE(test_queue_holds_nothing),
+        CASE(test_grants_come_back),
+        CASE(test_payload_max),
         CASE(test_empty_credit),
         CASE(test_prompt_stands_still),
         CASE(test_prompt_after_the_last),
