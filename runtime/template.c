@@ -40,6 +40,13 @@ static const char llama3_prompt[] = "{{ '<|start_header_id|>assistant<|end_heade
 static const char llama3_prompt_if_asked[] =
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
     "{% endif %}";
+/* Ours: what a base model's folder says to have chats rendered plainly (SPEC 3.3). */
+static const char plain_chat[] =
+    "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{ message['content'] + '\n\n' }}{% elif message['role'] == 'user' %}"
+    "{{ 'User: ' + message['content'] + '\n' }}{% else %}"
+    "{{ 'Assistant: ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 static const char llama3_bos[] = "<|begin_of_text|>";
 
 const char *template_name(enum template_family family) {
@@ -80,6 +87,10 @@ static int recognise(const char *text, const char *bos, struct template *t, stru
         bool known = strcmp(at, llama3_prompt) == 0 || strcmp(at, llama3_prompt_if_asked) == 0;
 
         if (known && bos && strcmp(bos, llama3_bos) == 0) t->family = TEMPLATE_LLAMA3;
+        return 0;
+    }
+    if (strcmp(at, plain_chat) == 0) {
+        t->family = TEMPLATE_PLAIN;
         return 0;
     }
     (void)take(&at, undefined_is_false);

@@ -29,7 +29,7 @@ struct token;
 enum template_family {
     TEMPLATE_NONE,    /* the folder has no chat template: chats are refused */
     TEMPLATE_UNKNOWN, /* it has one that we do not know: chats are refused */
-    TEMPLATE_PLAIN,   /* base models by request of the operator: roles as words, see SPEC.md 3 */
+    TEMPLATE_PLAIN,   /* for base models: roles as words; the text that asks for it: SPEC 3.3 */
     TEMPLATE_CHATML,
     TEMPLATE_LLAMA3,
 };

@@ -399,6 +399,21 @@ static void test_lost_device(void **state) {
     }
 }
 
+/* Too little memory: the engine does not open, and says what for. */
+static void test_no_memory(void **state) {
+    struct device_fault_rules rules = {.no_memory = true};
+    struct engine_options o = harness_options();
+    struct engine *engine = NULL;
+    struct device *dev = NULL;
+    struct err e = {.text = ""};
+
+    (void)state;
+    assert_int_equal(device_fault_open(toy_open(), &rules, &dev, NULL), 0);
+    assert_int_equal(engine_open(&o, dev, &engine, &e), -ENOMEM);
+    assert_null(engine);
+    assert_non_null(strstr(e.text, "weights"));
+}
+
 static void test_refusals(void **state) {
     struct engine_options o = harness_options();
     uint32_t prompt[600] = {0};
@@ -1215,6 +1230,7 @@ int main(void) {
         cmocka_unit_test(test_numeric_fails_one),
         cmocka_unit_test(test_lost_device),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_event_ring_full),
         cmocka_unit_test(test_bounded_wait),
         cmocka_unit_test(test_plain),

@@ -34,6 +34,11 @@
     "trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}"     \
     "{% endif %}{{ content }}{% endfor %}"
 #define LLAMA3_PROMPT "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
+#define PLAIN                                                                                    \
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + "  \
+    "'\\n\\n' }}{% elif message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n' }}" \
+    "{% else %}{{ 'Assistant: ' + message['content'] + '\\n' }}{% endif %}{% endfor %}"          \
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 #define LLAMA3_BOS ",\"bos_token\":\"<|begin_of_text|>\""
 
 static const struct {
@@ -47,6 +52,9 @@ static const struct {
     {"no file at all", NULL, NULL, 0, TEMPLATE_NONE, NULL},
     {"no template", "{}", NULL, 0, TEMPLATE_NONE, NULL},
     {"null is none", "{\"chat_template\":null}", NULL, 0, TEMPLATE_NONE, NULL},
+    {"plain", "{\"chat_template\":\"" PLAIN "\"}", NULL, 0, TEMPLATE_PLAIN, NULL},
+    {"plain, and more behind it", "{\"chat_template\":\"" PLAIN "x\"}", NULL, 0, TEMPLATE_UNKNOWN,
+     NULL},
     {"ChatML", "{\"chat_template\":\"" EACH MESSAGE PROMPT "\"}", NULL, 0, TEMPLATE_CHATML, NULL},
     {"ChatML with backslash and n",
      "{\"chat_template\":\"" EACH
