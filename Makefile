@@ -103,13 +103,16 @@ $(BUILD)/libllm42.a: $(client:%.c=$(BUILD)/%.o) Makefile
 	$(Q)rm -f $@
 	$(Q)$(AR) rcs $@ $(filter %.o,$^)
 
-$(BUILD)/llm42d: $(BUILD)/daemon/main.o $(BUILD)/llm42d.a
+$(BUILD)/llm42d $(BUILD)/gpu/llm42d: $(BUILD)/daemon/main.o $(BUILD)/llm42d.a
+	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
-$(BUILD)/llm42ctl: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42ctl.c tools/ctl_*.c tools/receipt*.c)) $(BUILD)/libllm42.a
+$(BUILD)/llm42ctl $(BUILD)/gpu/llm42ctl: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42ctl.c tools/ctl_*.c tools/receipt*.c)) $(BUILD)/libllm42.a
+	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
-$(BUILD)/llm42-bench: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42-bench.c tools/bench_*.c)) $(BUILD)/llm42d.a $(BUILD)/libllm42.a
+$(BUILD)/llm42-bench $(BUILD)/gpu/llm42-bench: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/llm42-bench.c tools/bench_*.c)) $(BUILD)/llm42d.a $(BUILD)/libllm42.a
+	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
 $(BUILD)/%.o: %.c

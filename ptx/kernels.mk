@@ -63,12 +63,15 @@ $(BUILD)/ptx/kernels_table.o: $(BUILD)/ptx/kernels_table.c
 
 .PHONY: FORCE gpu-programs
 
-# Programs that run where there is a GPU and little else: what they link beside libc is in them.
+# Programs that run where there is a GPU and little else: what they link is in them, but for libc
+# and libsystemd, which even small systems have.
 gpu_tests := $(patsubst tests/%.c,$(BUILD)/gpu/%,$(wildcard tests/device_cuda_*.c tests/jit_test.c tests/kernel_*test.c))
 
-gpu-programs: $(gpu_tests)
+gpu-programs: $(gpu_tests) $(programs:$(BUILD)/%=$(BUILD)/gpu/%)
+
+$(BUILD)/gpu/%: LIBS := -Wl,--as-needed -l:libjansson.a -l:libinih.a -l:libcrypto.a \
+    -l:libsystemd.so.0 -ldl -lm -pthread
 
 $(BUILD)/gpu/%: tests/%.c $(BUILD)/llm42d.a
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(BUILD)/llm42d.a -Wl,--as-needed \
-	    -l:libjansson.a -l:libcrypto.a -ldl -lm -pthread -o $@
+	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(BUILD)/llm42d.a $(LIBS) -o $@
