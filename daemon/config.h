@@ -36,8 +36,10 @@ struct config {
     char *model_path;
     bool round_weights;
     /* [engine] */
-    uint32_t device;  /* enum config_device */
-    uint32_t threads; /* 0: one a processor */
+    uint32_t device;    /* enum config_device */
+    uint32_t gpu;       /* which, as the driver counts */
+    char *kernel_cache; /* folder of compiled kernels */
+    uint32_t threads;   /* 0: one a processor */
     bool portable;
     uint32_t policy; /* enum plan_policy */
     uint32_t window, group;

@@ -75,10 +75,10 @@ static json_t *all_json(const struct serve *s) {
     json_t *o;
 
     sha256_hex(f->fingerprint, fingerprint);
-    o = json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s]}", "version",
-                  version_number(), "build", version_commit(), "protocol", (json_int_t)WIRE_VERSION,
-                  "epoch", (json_int_t)(s->epoch >> 1), "fingerprint", fingerprint,
-                  "fingerprint_text", f->fingerprint_text, "template",
+    o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s]}", "version",
+                  version_number(), "build", version_commit(), "devices", version_devices(),
+                  "protocol", (json_int_t)WIRE_VERSION, "epoch", (json_int_t)(s->epoch >> 1),
+                  "fingerprint", fingerprint, "fingerprint_text", f->fingerprint_text, "template",
                   template_name(f->template->family), "device", f->device, "features",
                   "deterministic", "logprobs", "prompt_logprobs", "stop_strings", "chat",
                   "tokenize", "echo_ids");

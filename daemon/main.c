@@ -21,6 +21,7 @@
 #include "daemon/version.h"
 #include "daemon/wire.h"
 #include "runtime/device.h"
+#include "runtime/device_cuda.h"
 #include "runtime/engine.h"
 #include "runtime/err.h"
 #include "runtime/sha256.h"
@@ -135,8 +136,8 @@ static int options_read(int argc, char **argv, struct options *o) {
         } else if (c == OPT_PRINT) {
             o->print = true;
         } else if (c == OPT_VERSION) {
-            printf("llm42d %s (%s), protocol %d\n", version_number(), version_commit(),
-                   (int)WIRE_VERSION);
+            printf("llm42d %s (%s), protocol %d, devices: %s\n", version_number(), version_commit(),
+                   (int)WIRE_VERSION, version_devices());
             exit(EXIT_CLEAN);
         } else if (c == OPT_HELP) {
             fputs(usage, stdout);
@@ -251,11 +252,18 @@ static int exit_code_of_start(int r) {
     }
 }
 
-static int engine_start(const struct config *c, struct engine **out_engine, struct err *e) {
+static int device_start(const struct config *c, struct device **out_dev, struct err *e) {
     long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n_threads = n_processors < 1 ? 1 : n_processors > 256 ? 256 : (uint32_t)n_processors;
     struct device_cpu_options cpu = {.n_threads = c->threads ? c->threads : n_threads,
                                      .portable = c->portable};
+    struct device_cuda_options cuda = {.ordinal = (int)c->gpu, .cache_folder = c->kernel_cache};
+
+    return c->device == CONFIG_DEVICE_CUDA ? device_cuda_open(&cuda, out_dev, e)
+                                           : device_cpu_open(&cpu, out_dev, e);
+}
+
+static int engine_start(const struct config *c, struct engine **out_engine, struct err *e) {
     struct engine_options o = {.model_path = c->model_path,
                                .round_weights = c->round_weights,
                                .policy = (enum plan_policy)c->policy,
@@ -268,7 +276,7 @@ static int engine_start(const struct config *c, struct engine **out_engine, stru
                                .step_tokens = c->step_tokens,
                                .fixed_shape = c->fixed_shape};
     struct device *dev;
-    int r = device_cpu_open(&cpu, &dev, e);
+    int r = device_start(c, &dev, e);
 
     return r < 0 ? r : engine_open(&o, dev, out_engine, e);
 }
@@ -323,8 +331,9 @@ int main(int argc, char **argv) {
     if (options_read(argc, argv, &options) < 0) return EXIT_USAGE;
     log_open(LOG_AT_INFO);
     if (settings_load(&options, &c, &origin) < 0) return EXIT_CONFIG;
-    if (c.device == CONFIG_DEVICE_CUDA) {
-        log_line(LOG_AT_ERROR, "engine.device=cuda: this build has no CUDA device; use cpu");
+    if (c.device == CONFIG_DEVICE_CUDA && !device_cuda_built() && !options.check &&
+        !options.print) {
+        log_line(LOG_AT_ERROR, "engine.device=cuda: this program was built without CUDA; use cpu");
         config_origin_free(origin);
         config_free(&c);
         return EXIT_DEVICE;

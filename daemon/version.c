@@ -1,5 +1,7 @@
 #include "daemon/version.h"
 
+#include "runtime/device_cuda.h"
+
 #ifndef LLM42_VERSION
 #define LLM42_VERSION "unknown"
 #endif
@@ -13,4 +15,8 @@ const char *version_number(void) {
 
 const char *version_commit(void) {
     return LLM42_COMMIT;
+}
+
+const char *version_devices(void) {
+    return device_cuda_built() ? "cpu cuda" : "cpu";
 }

@@ -7,7 +7,8 @@
 #ifndef LLM42D_DAEMON_VERSION_H
 #define LLM42D_DAEMON_VERSION_H
 
-const char *version_number(void); /* 0.1.0 */
-const char *version_commit(void); /* its first twelve digits, or "unknown" */
+const char *version_number(void);  /* 0.1.0 */
+const char *version_commit(void);  /* its first twelve digits, or "unknown" */
+const char *version_devices(void); /* that were built in: "cpu" or "cpu cuda" */
 
 #endif
