@@ -34,6 +34,7 @@ struct key {
 static const struct key keys[] = {
     {"model", "path", PATH, AT(model_path), 1, 180, NULL, {0}},
     {"model", "round_weights", BOOL, AT(round_weights), 0, 1, "no", {0}},
+    {"model", "random_seed", NUMBER, AT(random_seed), 0, 1u << 31, "0", {0}},
     {"engine", "device", WORD, AT(device), 0, 1, "cpu", {"cpu", "cuda"}},
     {"engine", "gpu", NUMBER, AT(gpu), 0, 63, "0", {0}},
     {"engine", "kernel_cache", PATH, AT(kernel_cache), 1, 180, "/var/cache/llm42", {0}},

@@ -35,6 +35,7 @@ struct config {
     /* [model] */
     char *model_path;
     bool round_weights;
+    uint32_t random_seed; /* 0: the folder's weights */
     /* [engine] */
     uint32_t device;    /* enum config_device */
     uint32_t gpu;       /* which, as the driver counts */

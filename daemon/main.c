@@ -24,6 +24,7 @@
 #include "runtime/device_cuda.h"
 #include "runtime/engine.h"
 #include "runtime/err.h"
+#include "runtime/selftest.h"
 #include "runtime/sha256.h"
 
 enum exit_code {
@@ -43,6 +44,8 @@ enum {
     LOADING_EXTEND_MS = 5000,  /* between two requests for more time to start.. */
     LOADING_EXTENDS_MAX = 120, /* ..so often at most: a load that hangs must not last for ever */
     FDS_SPARE = 64,            /* descriptors beside those of connections */
+    THREADS_MAX = 256,
+    CPU_PROBES = 1, /* of the self-test on the CPU device: some hundredths of a second */
 };
 
 struct options {
@@ -195,6 +198,8 @@ static void on_ready(void *user) {
     sha256_hex(s->facts->fingerprint, fingerprint);
     (void)snprintf(status, sizeof(status), "%s, fingerprint %.12s, idle", s->facts->model.name,
                    fingerprint);
+    if (s->facts->options.random_seed)
+        log_line(LOG_AT_WARNING, "model.random_seed: weights are made up, answers mean nothing");
     log_started(s->facts->model.name, fingerprint, s->facts->device);
     notify_ready(status);
 }
@@ -252,20 +257,31 @@ static int exit_code_of_start(int r) {
     }
 }
 
-static int device_start(const struct config *c, struct device **out_dev, struct err *e) {
-    long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n_threads = n_processors < 1 ? 1 : n_processors > 256 ? 256 : (uint32_t)n_processors;
-    struct device_cpu_options cpu = {.n_threads = c->threads ? c->threads : n_threads,
-                                     .portable = c->portable};
-    struct device_cuda_options cuda = {.ordinal = (int)c->gpu, .cache_folder = c->kernel_cache};
+static uint32_t threads_of(const struct config *c) {
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
 
-    return c->device == CONFIG_DEVICE_CUDA ? device_cuda_open(&cuda, out_dev, e)
-                                           : device_cpu_open(&cpu, out_dev, e);
+    if (c->threads) return c->threads;
+    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : (uint32_t)n;
+}
+
+/* The device, which has shown on built-in models that it computes the contract's bits. */
+static int device_start(const struct config *c, struct device **out_dev, struct err *e) {
+    const struct device_cpu_options cpu = {.n_threads = threads_of(c), .portable = c->portable};
+    const struct device_cuda_options cuda = {.ordinal = (int)c->gpu,
+                                             .cache_folder = c->kernel_cache};
+    const bool is_cuda = c->device == CONFIG_DEVICE_CUDA;
+    int r = is_cuda ? device_cuda_open(&cuda, out_dev, e) : device_cpu_open(&cpu, out_dev, e);
+
+    if (r < 0) return r;
+    r = selftest_builtin(*out_dev, is_cuda ? UINT32_MAX : CPU_PROBES, e);
+    if (r < 0) (*out_dev)->ops->close(*out_dev);
+    return r;
 }
 
 static int engine_start(const struct config *c, struct engine **out_engine, struct err *e) {
     struct engine_options o = {.model_path = c->model_path,
                                .round_weights = c->round_weights,
+                               .random_seed = c->random_seed,
                                .policy = (enum plan_policy)c->policy,
                                .window = c->window,
                                .group = c->group,
@@ -278,7 +294,9 @@ static int engine_start(const struct config *c, struct engine **out_engine, stru
     struct device *dev;
     int r = device_start(c, &dev, e);
 
-    return r < 0 ? r : engine_open(&o, dev, out_engine, e);
+    if (r < 0) return r;
+    if (c->device == CONFIG_DEVICE_CUDA) o.twin_threads = threads_of(c);
+    return engine_open(&o, dev, out_engine, e);
 }
 
 /* Loads the model while signals are answered. */

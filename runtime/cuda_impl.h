@@ -79,14 +79,13 @@ struct cuda_device {
     struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */
     struct cuda_entries entries;
 
-    struct model model;
+    struct model model; /* from here on: of `load`, zero before it */
     struct device_limits limits;
     struct cuda_memory memory;
     uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */
     uint32_t n_chunks;                   /* of 128 ids */
     uint32_t logits_stride;              /* the vocabulary rounded up to 8 */
     float scale;                         /* c of SPEC 2.7 */
-    bool loaded;
 
     struct cuda_layer *layers; /* [n_layers] */
     struct cuda_gemm_weight head;
@@ -127,15 +126,16 @@ struct cuda_device {
     uint8_t *out_flagged;
 };
 
+enum { CUDA_DEVICE_LOADED = offsetof(struct cuda_device, model) };
+
 /* cuda_load.c */
 int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
               const struct device_limits *limits, struct err *e);
 void cuda_unload(struct cuda_device *d); /* in part, or not loaded at all, too */
 
 /* cuda_weights.c: takes memory, twice as cuda_memory.h says; then reads. */
-int cuda_weights_check(const struct cuda_device *d, const struct weights *w, struct err *e);
 int cuda_weights_take(struct cuda_device *d, struct err *e);
-int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e); /* NULL: random */
+int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e);
 
 /* cuda_queue.c: stages wait until a step is whole, and run as a graph where one fits. */
 int cuda_queue_open(struct cuda_device *d, struct err *e);

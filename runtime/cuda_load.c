@@ -6,12 +6,16 @@
 #include <string.h>
 
 #include "ptx/sm90_batch.h"
-#include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
+#include "runtime/model_tensor.h"
 #include "runtime/rope.h"
+#include "runtime/weights.h"
 
-enum { ALIGN_BYTES = 256 };
+enum {
+    ALIGN_BYTES = 256,
+    VALUES = 16, /* of a tensor-core step, which no shape may cut */
+};
 
 static size_t align(size_t n_bytes) {
     return (n_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
@@ -144,15 +148,34 @@ static int clear_work(struct cuda_device *d, struct err *e) {
                              "attention's parts", e);
 }
 
-int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
-              const struct device_limits *limits, struct err *e) {
+/* Limits and shapes come from files: what the kernels cannot do is told, not asserted. */
+static int check(const struct model *m, const struct device_limits *l, struct err *e) {
+    if (l->n_rows == 0 || l->n_rows > DEVICE_ROWS_MAX)
+        return err_set(e, -ENOTSUP, "CUDA: steps of %u rows, 1 to %d are taken", l->n_rows,
+                       DEVICE_ROWS_MAX);
+    if (l->n_seqs == 0 || l->n_pages == 0 || l->n_seq_pages == 0 || l->n_wants == 0 ||
+        l->n_logit_rows == 0 || l->n_positions == 0)
+        return err_set(e, -ENOTSUP, "CUDA: a limit is 0");
+    if (m->hidden % VALUES || m->intermediate % VALUES || m->head_dim % VALUES)
+        return err_set(e, -ENOTSUP,
+                       "CUDA: hidden %u, intermediate %u, head_dim %u: multiples of %d alone",
+                       m->hidden, m->intermediate, m->head_dim, VALUES);
+    if (m->head_dim == 0 || m->head_dim > MODEL_HEAD_DIM_MAX)
+        return err_set(e, -ENOTSUP, "CUDA: head_dim %u, up to %d are taken", m->head_dim,
+                       MODEL_HEAD_DIM_MAX);
+    if (m->n_kv_heads == 0 || m->n_heads % m->n_kv_heads)
+        return err_set(e, -ENOTSUP, "CUDA: %u heads on %u of keys and values", m->n_heads,
+                       m->n_kv_heads);
+    return 0;
+}
+
+static int load(struct cuda_device *d, const struct model *m, struct weights *w,
+                const struct device_limits *limits, struct err *e) {
     int r;
 
-    ASSERT(!d->loaded);
-    ASSERT(limits->n_rows > 0 && limits->n_rows <= DEVICE_ROWS_MAX);
-    ASSERT(m->hidden % 16 == 0 && m->intermediate % 16 == 0 && m->head_dim % 16 == 0);
-    ASSERT(m->n_heads % m->n_kv_heads == 0);
-    d->loaded = true;
+    if ((r = cuda_driver_enter(d->driver, e)) < 0) return r;
+    cuda_unload(d);
+    if ((r = check(m, limits, e)) < 0) return r;
     d->model = *m;
     d->limits = *limits;
     d->width = m->n_heads * m->head_dim;
@@ -164,7 +187,7 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     lay_out(d);
     d->layers = calloc(m->n_layers, sizeof(*d->layers));
     if (!d->layers) return err_set(e, -ENOMEM, "weights: a table of %u layers", m->n_layers);
-    if (w && (r = cuda_weights_check(d, w, e)) < 0) return r;
+    if ((r = model_tensor_check(m, w, e)) < 0) return r;
 
     if ((r = open_attn(d, e)) < 0) return r;
     d->memory = (struct cuda_memory){.driver = d->driver, .planning = true};
@@ -179,6 +202,17 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
     return cuda_weights_read(d, w, e);
 }
 
+int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
+              const struct device_limits *limits, struct err *e) {
+    struct weights *made_up = NULL;
+    int r;
+
+    if (!w && (r = weights_make_up(m, d->options.seed, &made_up, e)) < 0) return r;
+    r = load(d, m, w ? w : made_up, limits, e);
+    weights_close(made_up);
+    return r;
+}
+
 void cuda_unload(struct cuda_device *d) {
     if (d->h_batch) (void)d->driver->cuda.cuMemFreeHost(d->h_batch);
     if (d->h_back) (void)d->driver->cuda.cuMemFreeHost(d->h_back);
@@ -188,6 +222,7 @@ void cuda_unload(struct cuda_device *d) {
     free(d->tiles);
     free(d->h_page);
     free(d->layers);
+    memset((char *)d + CUDA_DEVICE_LOADED, 0, sizeof(*d) - CUDA_DEVICE_LOADED);
 }
 
 #endif

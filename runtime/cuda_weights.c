@@ -1,158 +1,76 @@
 #ifdef LLM42_CUDA
 
 #include <errno.h>
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
+#include "runtime/model_tensor.h"
 #include "runtime/weights.h"
 
 enum {
-    NAME_BYTES = 96,
     EIGHT = 8,                /* rows that are packed together */
     STAGING_BYTES = 64 << 20, /* of rows on their way, at most */
     RANDOM_BLOCKS = 132 * 8,
     RANDOM_THREADS = 256,
 };
 
-enum role { NORM_IN, Q, K, V, O, NORM_POST, GATE, UP, DOWN, EMBED, NORM_FINAL, HEAD, N_ROLES };
-
-static const char *const names[N_ROLES] = {
-    [NORM_IN] = "input_layernorm", [Q] = "self_attn.q_proj",
-    [K] = "self_attn.k_proj",      [V] = "self_attn.v_proj",
-    [O] = "self_attn.o_proj",      [NORM_POST] = "post_attention_layernorm",
-    [GATE] = "mlp.gate_proj",      [UP] = "mlp.up_proj",
-    [DOWN] = "mlp.down_proj",      [EMBED] = "model.embed_tokens",
-    [NORM_FINAL] = "model.norm",   [HEAD] = "lm_head",
-};
-
-/* One tensor of the model, [n][k] or, where n is 0, [k]; and where on the GPU it goes: as it is,
- * or packed, its rows in eights at eights first, first + step, .. of a matrix; or both. */
+/* Where on the GPU a tensor goes: as it is, or packed, its rows in eights at eights first, first +
+ * step, .. of a matrix; or both. */
 struct part {
+    struct model_tensor t;
     CUdeviceptr to;
     const struct cuda_gemm_weight *matrix;
     uint32_t first, step;
-    uint32_t n, k;
-    char name[NAME_BYTES];
 };
 
-static struct part part_of(const struct cuda_device *d, enum role role, uint32_t layer) {
-    static const struct cuda_layer none = {.norm_in = 0};
-    const struct model *m = &d->model;
-    const struct cuda_layer *l = d->layers ? &d->layers[layer] : &none;
-    struct part p = {.k = m->hidden, .step = 1};
+static bool part_at(const struct cuda_device *d, uint32_t index, struct part *p) {
+    const struct cuda_layer *l;
 
-    switch (role) {
-    case NORM_IN:
-        p.to = l->norm_in;
+    *p = (struct part){.step = 1};
+    if (!model_tensor_at(&d->model, index, &p->t)) return false;
+    l = &d->layers[p->t.layer];
+    switch (p->t.role) {
+    case MODEL_NORM_IN:
+        p->to = l->norm_in;
         break;
-    case Q:
-        p.n = d->width, p.matrix = &l->qkv;
+    case MODEL_Q:
+        p->matrix = &l->qkv;
         break;
-    case K:
-        p.n = d->kv_width, p.matrix = &l->qkv, p.first = d->width / EIGHT;
+    case MODEL_K:
+        p->matrix = &l->qkv, p->first = d->width / EIGHT;
         break;
-    case V:
-        p.n = d->kv_width, p.matrix = &l->qkv;
-        p.first = (d->width + d->kv_width) / EIGHT;
+    case MODEL_V:
+        p->matrix = &l->qkv, p->first = (d->width + d->kv_width) / EIGHT;
         break;
-    case O:
-        p.n = m->hidden, p.k = d->width, p.matrix = &l->o;
+    case MODEL_O:
+        p->matrix = &l->o;
         break;
-    case NORM_POST:
-        p.to = l->norm_post;
+    case MODEL_NORM_POST:
+        p->to = l->norm_post;
         break;
-    case GATE:
-        p.n = m->intermediate, p.matrix = &l->gate_up, p.step = 2;
+    case MODEL_GATE:
+        p->matrix = &l->gate_up, p->step = 2;
         break;
-    case UP:
-        p.n = m->intermediate, p.matrix = &l->gate_up, p.first = 1, p.step = 2;
+    case MODEL_UP:
+        p->matrix = &l->gate_up, p->first = 1, p->step = 2;
         break;
-    case DOWN:
-        p.n = m->hidden, p.k = m->intermediate, p.matrix = &l->down;
+    case MODEL_DOWN:
+        p->matrix = &l->down;
         break;
-    case EMBED:
-        p.n = m->vocab, p.to = d->embed, p.matrix = m->tied ? &d->head : NULL;
+    case MODEL_EMBED:
+        p->to = d->embed, p->matrix = d->model.tied ? &d->head : NULL;
         break;
-    case NORM_FINAL:
-        p.to = d->norm_final;
+    case MODEL_NORM_FINAL:
+        p->to = d->norm_final;
         break;
-    case HEAD:
-    case N_ROLES:
-        p.n = m->vocab, p.matrix = &d->head;
+    case MODEL_HEAD:
+    case MODEL_ROLES:
+        p->matrix = &d->head;
         break;
     }
-    if (role < EMBED)
-        snprintf(p.name, sizeof(p.name), "model.layers.%u.%s.weight", layer, names[role]);
-    else
-        snprintf(p.name, sizeof(p.name), "%s.weight", names[role]);
-    return p;
-}
-
-static uint32_t count_parts(const struct model *m) {
-    return m->n_layers * EMBED + (m->tied ? 2 : 3);
-}
-
-static struct part part_at(const struct cuda_device *d, uint32_t index) {
-    const uint32_t n_in_layers = d->model.n_layers * EMBED;
-
-    if (index < n_in_layers) return part_of(d, index % EMBED, index / EMBED);
-    return part_of(d, EMBED + (index - n_in_layers), 0);
-}
-
-static int check_shape(const struct part *p, const struct weights_tensor *t, struct err *e) {
-    if (!t) return err_set(e, -ENOTSUP, "tensor %s is missing", p->name);
-    if (p->n ? t->rank == 2 && t->shape[0] == p->n && t->shape[1] == p->k
-             : t->rank == 1 && t->shape[0] == p->k)
-        return 0;
-    if (p->n)
-        return err_set(e, -ENOTSUP, "tensor %s: the model wants [%u, %u]", p->name, p->n, p->k);
-    return err_set(e, -ENOTSUP, "tensor %s: the model wants [%u]", p->name, p->k);
-}
-
-/* In older folders, and computed from the settings anyway; or the head again. */
-static bool harmless(const struct model *m, const char *name) {
-    static const char end[] = ".rotary_emb.inv_freq";
-    const size_t n = strlen(name), n_end = sizeof(end) - 1;
-
-    if (m->tied && !strcmp(name, "lm_head.weight")) return true;
-    return n >= n_end && !strcmp(name + n - n_end, end);
-}
-
-static int check_names(const struct cuda_device *d, const struct weights *w, bool *known,
-                       struct err *e) {
-    const size_t n = weights_count(w);
-    int r;
-
-    for (uint32_t i = 0; i < count_parts(&d->model); i++) {
-        const struct part p = part_at(d, i);
-        const struct weights_tensor *t = weights_find(w, p.name);
-
-        if ((r = check_shape(&p, t, e)) < 0) return r;
-        for (size_t j = 0; j < n; j++)
-            if (weights_at(w, j) == t) known[j] = true;
-    }
-    for (size_t j = 0; j < n; j++) {
-        const char *name = weights_at(w, j)->name;
-
-        if (!known[j] && !harmless(&d->model, name))
-            return err_set(e, -ENOTSUP, "tensor %s: this kind of model has none", name);
-    }
-    return 0;
-}
-
-int cuda_weights_check(const struct cuda_device *d, const struct weights *w, struct err *e) {
-    const size_t n = weights_count(w);
-    bool *known = calloc(n + 1, sizeof(*known));
-    int r;
-
-    if (!known) return err_set(e, -ENOMEM, "tensor table: %zu bytes", n + 1);
-    r = check_names(d, w, known, e);
-    free(known);
-    return r;
+    return true;
 }
 
 static int take_matrix(struct cuda_device *d, const char *what, uint32_t n, uint32_t k,
@@ -187,14 +105,14 @@ static int take_layer(struct cuda_device *d, struct cuda_layer *l, struct err *e
 /* Rows that travel at once: all of the largest tensor, or as many as STAGING_BYTES hold. */
 static uint64_t staging_bytes(const struct cuda_device *d) {
     uint64_t most = 0, n_bytes;
+    struct model_tensor t;
 
-    for (uint32_t i = 0; i < count_parts(&d->model); i++) {
-        const struct part p = part_at(d, i);
+    for (uint32_t i = 0; model_tensor_at(&d->model, i, &t); i++) {
+        const uint64_t row_bytes = t.n_k * sizeof(uint16_t);
 
-        n_bytes = (uint64_t)(p.n + EIGHT) * p.k * sizeof(uint16_t);
+        n_bytes = (t.n + EIGHT) * row_bytes;
         if (n_bytes > STAGING_BYTES) n_bytes = STAGING_BYTES;
-        if (n_bytes < (uint64_t)EIGHT * p.k * sizeof(uint16_t))
-            n_bytes = (uint64_t)EIGHT * p.k * sizeof(uint16_t);
+        if (n_bytes < EIGHT * row_bytes) n_bytes = EIGHT * row_bytes;
         if (n_bytes > most) most = n_bytes;
     }
     return most;
@@ -234,13 +152,11 @@ static int clear(struct cuda_device *d, const struct cuda_gemm_weight *x, struct
         e);
 }
 
-/* Values from `first` on of the tensor of this index, made up: about 1 for a norm, else such that
- * sums over k stay about as large as what they are of. */
-static int make_up(struct cuda_device *d, const struct part *p, uint32_t index, CUdeviceptr to,
+/* Values from `first` on of a tensor, made up where they are wanted. */
+static int make_up(struct cuda_device *d, const struct weights_rule *rule, CUdeviceptr to,
                    uint64_t first, uint64_t n, struct err *e) {
-    uint64_t seed = d->options.seed;
-    float base = p->n ? 0.0f : 1.0f, scale = p->n ? 1.7f / sqrtf((float)p->k) : 0.25f;
-    void *params[] = {&to, &n, &first, &seed, &index, &base, &scale};
+    struct weights_rule x = *rule;
+    void *params[] = {&to, &n, &first, &x.seed, &x.tensor, &x.base, &x.scale};
     const struct cuda_launch launch = {.entry = d->entries.random,
                                        .name = "made-up weights",
                                        .grid = {RANDOM_BLOCKS},
@@ -250,29 +166,29 @@ static int make_up(struct cuda_device *d, const struct part *p, uint32_t index, 
     return cuda_driver_launch(d->driver, &launch, e);
 }
 
-/* By way of the staging buffer, from `values` or made up; what is missing to whole eights of rows
+/* By way of the staging buffer, from `values` or by a rule; what is missing to whole eights of rows
  * is zero. */
-static int pack(struct cuda_device *d, const struct part *p, uint32_t index, const uint16_t *values,
-                struct err *e) {
+static int pack(struct cuda_device *d, const struct part *p, const struct weights_rule *rule,
+                const uint16_t *values, struct err *e) {
     struct cuda_driver *driver = d->driver;
-    const uint64_t row_bytes = p->k * sizeof(*values);
+    const uint64_t row_bytes = p->t.n_k * sizeof(*values);
     const uint32_t n_at_once = (uint32_t)(d->staging_bytes / row_bytes / EIGHT * EIGHT);
     int r = 0;
 
-    for (uint32_t row = 0; row < p->n; row += n_at_once) {
-        const uint32_t n = p->n - row < n_at_once ? p->n - row : n_at_once;
+    for (uint32_t row = 0; row < p->t.n; row += n_at_once) {
+        const uint32_t n = p->t.n - row < n_at_once ? p->t.n - row : n_at_once;
         const uint32_t n_whole = (n + EIGHT - 1) / EIGHT * EIGHT;
-        const size_t at = (size_t)row * p->k;
+        const size_t at = (size_t)row * p->t.n_k;
 
         if (n_whole > n)
             r = cuda_driver_check(driver,
                                   driver->cuda.cuMemsetD8Async(d->staging + n * row_bytes, 0,
                                                                (n_whole - n) * row_bytes,
                                                                driver->stream),
-                                  p->name, e);
+                                  p->t.name, e);
         if (r < 0) return r;
-        r = values ? write_bytes(d, d->staging, values + at, n * row_bytes, p->name, e)
-                   : make_up(d, p, index, d->staging, at, (uint64_t)n * p->k, e);
+        r = rule ? make_up(d, rule, d->staging, at, (uint64_t)n * p->t.n_k, e)
+                 : write_bytes(d, d->staging, values + at, n * row_bytes, p->t.name, e);
         if (r < 0) return r;
         r = cuda_gemm_pack(d->gemm, p->matrix, d->staging, n_whole,
                            p->first + row / EIGHT * p->step, p->step, e);
@@ -281,26 +197,27 @@ static int pack(struct cuda_device *d, const struct part *p, uint32_t index, con
     return 0;
 }
 
-static int make_part(struct cuda_device *d, const struct part *p, uint32_t index, struct err *e) {
-    const uint64_t n = (uint64_t)(p->n ? p->n : 1) * p->k;
+static int make_part(struct cuda_device *d, const struct part *p, const struct weights_rule *rule,
+                     struct err *e) {
     int r = 0;
 
-    if (p->to) r = make_up(d, p, index, p->to, 0, n, e);
-    if (r == 0 && p->matrix) r = pack(d, p, index, NULL, e);
+    if (p->to) r = make_up(d, rule, p->to, 0, model_tensor_values(&p->t), e);
+    if (r == 0 && p->matrix) r = pack(d, p, rule, NULL, e);
     return r;
 }
 
 static int read_part(struct cuda_device *d, const struct part *p, struct weights *w,
-                     uint16_t *values, struct err *e) {
+                     const struct weights_tensor *t, uint16_t *values, struct err *e) {
     struct cuda_driver *driver = d->driver;
-    const size_t n_bytes = (size_t)(p->n ? p->n : 1) * p->k * sizeof(*values);
-    int r = weights_read(w, weights_find(w, p->name), values, e);
+    const size_t n_bytes = model_tensor_values(&p->t) * sizeof(*values);
+    int r = weights_read(w, t, values, e);
 
     if (r < 0) return r;
-    if (p->to && (r = write_bytes(d, p->to, values, n_bytes, p->name, e)) < 0) return r;
-    if (p->matrix && (r = pack(d, p, 0, values, e)) < 0) return r;
+    if (p->to && (r = write_bytes(d, p->to, values, n_bytes, p->t.name, e)) < 0) return r;
+    if (p->matrix && (r = pack(d, p, NULL, values, e)) < 0) return r;
     /* The next tensor is read into the same place. */
-    return cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p->name, e);
+    return cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p->t.name,
+                             e);
 }
 
 static int clear_all(struct cuda_device *d, struct err *e) {
@@ -318,24 +235,19 @@ static int clear_all(struct cuda_device *d, struct err *e) {
 }
 
 int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
-    size_t n_values_max = 0;
-    uint16_t *values = NULL;
-    int r = clear_all(d, e);
+    const size_t n_bytes = model_tensor_values_max(&d->model) * sizeof(uint16_t);
+    uint16_t *values = malloc(n_bytes);
+    struct part p;
+    int r;
 
-    if (r < 0) return r;
-    for (uint32_t i = 0; i < count_parts(&d->model); i++) {
-        const struct part p = part_at(d, i);
-        const size_t n_values = (size_t)(p.n ? p.n : 1) * p.k;
+    if (!values) return err_set(e, -ENOMEM, "weights: %zu bytes to read a tensor", n_bytes);
+    r = clear_all(d, e);
+    for (uint32_t i = 0; r == 0 && part_at(d, i, &p); i++) {
+        const struct weights_tensor *t = weights_find(w, p.t.name);
+        struct weights_rule rule;
 
-        if (n_values > n_values_max) n_values_max = n_values;
-    }
-    if (w && !(values = malloc(n_values_max * sizeof(*values))))
-        return err_set(e, -ENOMEM, "weights: %zu bytes to read a tensor",
-                       n_values_max * sizeof(*values));
-    for (uint32_t i = 0; r == 0 && i < count_parts(&d->model); i++) {
-        const struct part p = part_at(d, i);
-
-        r = w ? read_part(d, &p, w, values, e) : make_part(d, &p, i, e);
+        r = weights_rule_of(w, t, &rule) ? make_part(d, &p, &rule, e)
+                                         : read_part(d, &p, w, t, values, e);
     }
     free(values);
     return r;

@@ -96,8 +96,9 @@ struct device_ops {
     const char *name; /* cpu, cuda */
     void (*close)(struct device *dev);
 
-    /* Takes all memory and the weights, each tensor read once; 0 or as above, or what
-     * weights_read gives.  Called once. */
+    /* Takes all memory and the weights, each tensor of the model read once (others may be there);
+     * 0 or as above, or what weights_read gives.  Called again, it first gives back all that the
+     * call before took: nothing of that one is seen. */
     int (*load)(struct device *dev, const struct model *m, struct weights *w,
                 const struct device_limits *limits, struct err *e);
 

@@ -37,13 +37,12 @@ struct cpu_device {
     struct cpu_pool *pool;
     uint16_t silu[DEVICE_CPU_BF16]; /* of every bf16, rounded: SPEC 2.8 */
 
-    struct model model;
+    struct model model; /* from here on: of `load`, zero before it */
     struct device_limits limits;
     struct cpu_weights *weights;
     struct cpu_attn *attn;
     uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */
     uint64_t work_bytes;
-    bool loaded;
 
     struct cpu_arena kv;
     uint32_t *keys, *values;  /* [n_layers][n_pages][n_kv_heads][page words] */
@@ -64,6 +63,8 @@ struct cpu_device {
     uint8_t *flagged;              /* [n_rows] */
     uint32_t n_rows, n_wants;
 };
+
+enum { CPU_DEVICE_LOADED = offsetof(struct cpu_device, model) };
 
 int device_cpu_load(struct device *dev, const struct model *m, struct weights *w,
                     const struct device_limits *limits, struct err *e);

@@ -19,10 +19,8 @@ static struct cpu_device *self(struct device *dev) {
     return (struct cpu_device *)dev;
 }
 
-void device_cpu_close(struct device *dev) {
-    struct cpu_device *d = self(dev);
-
-    if (!d) return;
+/* All that load took, in part too; what open made stays. */
+static void unload(struct cpu_device *d) {
     for (uint32_t i = 0; d->locals && i < cpu_pool_threads(d->pool); i++) {
         free(d->locals[i].squares);
         free(d->locals[i].row);
@@ -30,7 +28,6 @@ void device_cpu_close(struct device *dev) {
     }
     cpu_attn_close(d->attn);
     cpu_weights_close(d->weights);
-    cpu_pool_close(d->pool);
     cpu_arena_close(&d->kv);
     free(d->cos);
     free(d->sin);
@@ -48,6 +45,15 @@ void device_cpu_close(struct device *dev) {
     free(d->wants);
     free(d->results);
     free(d->flagged);
+    memset((char *)d + CPU_DEVICE_LOADED, 0, sizeof(*d) - CPU_DEVICE_LOADED);
+}
+
+void device_cpu_close(struct device *dev) {
+    struct cpu_device *d = self(dev);
+
+    if (!d) return;
+    unload(d);
+    cpu_pool_close(d->pool);
     free(d);
 }
 
@@ -190,9 +196,8 @@ int device_cpu_load(struct device *dev, const struct model *m, struct weights *w
     struct cpu_device *d = self(dev);
     int r;
 
-    ASSERT(!d->loaded);
+    unload(d);
     if ((r = check(m, limits, e))) return r;
-    d->loaded = true;
     d->model = *m;
     d->limits = *limits;
     d->width = m->n_heads * m->head_dim;

@@ -14,7 +14,9 @@
 #include "runtime/err.h"
 #include "runtime/forward.h"
 #include "runtime/kv.h"
+#include "runtime/model_tensor.h"
 #include "runtime/queue.h"
+#include "runtime/selftest.h"
 #include "runtime/token.h"
 #include "runtime/weights.h"
 
@@ -133,8 +135,15 @@ static int load(struct engine *g, struct err *e) {
         .n_logit_rows = g->n_logit_rows,
         .n_positions = g->context,
     };
-    if ((r = weights_open(o->model_path, o->round_weights, &w, e)) < 0) return r;
+    r = o->random_seed ? weights_make_up(&g->facts.model, o->random_seed, &w, e)
+                       : weights_open(o->model_path, o->round_weights, &w, e);
+    if (r < 0) return r;
+    if ((r = model_tensor_check(&g->facts.model, w, e)) < 0) goto out;
+    if ((r = model_tensor_check_others(&g->facts.model, w, e)) < 0) goto out;
     if ((r = g->dev->ops->load(g->dev, &g->facts.model, w, &limits, e)) < 0) goto out;
+    if (o->twin_threads > 0 &&
+        (r = selftest_model(g->dev, &g->facts.model, w, &limits, o->twin_threads, e)) < 0)
+        goto out;
     r = fingerprint(g, w, e);
     g->dev->ops->memory(g->dev, &g->facts.bytes_weights, &g->facts.bytes_kv, &g->facts.bytes_work);
     g->dev->ops->describe(g->dev, g->facts.device, sizeof(g->facts.device));

@@ -37,7 +37,8 @@ enum {
 
 struct engine_options {
     const char *model_path;
-    bool round_weights; /* take fp16 and fp32 weights, rounded; enters the fingerprint */
+    bool round_weights;   /* take fp16 and fp32 weights, rounded; enters the fingerprint */
+    uint64_t random_seed; /* weights made up by this seed, SPEC 4.5; 0: the folder's */
     enum plan_policy policy;
     uint32_t window;       /* W, 1 .. DVR_WINDOW_MAX */
     uint32_t group;        /* G, windows in one pass */
@@ -47,6 +48,7 @@ struct engine_options {
     uint32_t kv_tokens;    /* positions of KV cache; 0: 16384, or one context if that is more */
     uint32_t step_tokens;  /* rows of a step; prefill takes what decode and verify leave */
     bool fixed_shape;      /* verify passes padded to group x window, as in the paper */
+    uint32_t twin_threads; /* of a twin that the device is compared with at open; 0: none */
     bool poison;           /* freed KV pages are filled with NaN patterns (tests) */
 };
 

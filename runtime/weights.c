@@ -1,6 +1,7 @@
 #include "runtime/weights.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "runtime/document.h"
 #include "runtime/err.h"
 #include "runtime/file.h"
+#include "runtime/model_tensor.h"
 #include "runtime/num.h"
 #include "runtime/safetensors.h"
 #include "runtime/sha256.h"
@@ -37,9 +39,10 @@ struct shard {
 };
 
 struct entry {
-    struct weights_tensor tensor; /* first: what weights_at gives out */
-    const struct safetensors_entry *header;
+    struct weights_tensor tensor;           /* first: what weights_at gives out */
+    const struct safetensors_entry *header; /* NULL: made up, by `rule` */
     const struct shard *shard;
+    struct weights_rule rule;
     bool digested;
     uint8_t digest[SHA256_BYTES];
 };
@@ -52,6 +55,8 @@ struct weights {
     struct entry *entries; /* by name */
     size_t n_entries;
     uint64_t n_bytes;
+    char *names; /* of made-up tensors, MODEL_TENSOR_NAME_BYTES each */
+    uint64_t seed;
     struct sha256 *sha256;
     uint8_t *chunk; /* CHUNK_BYTES */
 };
@@ -278,6 +283,53 @@ out:
     return r;
 }
 
+static struct entry make_up_entry(const struct model_tensor *t, const char *name, uint64_t seed,
+                                  uint32_t index) {
+    struct entry entry = {
+        .tensor = {.name = name,
+                   .dtype = WEIGHTS_BF16,
+                   .rank = t->n ? 2 : 1,
+                   .shape = {t->n ? t->n : t->n_k, t->n ? t->n_k : 0},
+                   .n_values = model_tensor_values(t),
+                   .n_bytes = model_tensor_values(t) * sizeof(uint16_t)},
+        .rule = {.seed = seed, .tensor = index, .base = 1.0f, .scale = 0.25f},
+    };
+
+    if (t->n > 0) {
+        entry.rule.base = 0.0f;
+        entry.rule.scale = 1.7f / sqrtf((float)t->n_k);
+    }
+    return entry;
+}
+
+int weights_make_up(const struct model *m, uint64_t seed, struct weights **out_weights,
+                    struct err *e) {
+    struct weights *w = calloc(1, sizeof(*w));
+    struct model_tensor t;
+    uint32_t n = 0;
+
+    while (model_tensor_at(m, n, &t)) n++;
+    if (!w) return no_memory(e);
+    w->seed = seed;
+    w->sha256 = sha256_open();
+    w->entries = calloc(n, sizeof(w->entries[0]));
+    w->names = calloc(n, MODEL_TENSOR_NAME_BYTES);
+    if (!w->sha256 || !w->entries || !w->names) {
+        weights_close(w);
+        return no_memory(e);
+    }
+    for (; model_tensor_at(m, (uint32_t)w->n_entries, &t); w->n_entries++) {
+        char *name = w->names + w->n_entries * MODEL_TENSOR_NAME_BYTES;
+
+        memcpy(name, t.name, MODEL_TENSOR_NAME_BYTES);
+        w->entries[w->n_entries] = make_up_entry(&t, name, seed, (uint32_t)w->n_entries);
+        w->n_bytes += w->entries[w->n_entries].tensor.n_bytes;
+    }
+    qsort(w->entries, w->n_entries, sizeof(w->entries[0]), by_name);
+    *out_weights = w;
+    return 0;
+}
+
 void weights_close(struct weights *w) {
     if (!w) return;
     for (size_t i = 0; i < w->n_shards; i++) {
@@ -287,6 +339,7 @@ void weights_close(struct weights *w) {
     }
     free(w->shards);
     free(w->entries);
+    free(w->names);
     free(w->folder);
     free(w->chunk);
     sha256_close(w->sha256);
@@ -300,6 +353,13 @@ size_t weights_count(const struct weights *w) {
 const struct weights_tensor *weights_at(const struct weights *w, size_t index) {
     ASSERT(index < w->n_entries);
     return &w->entries[index].tensor;
+}
+
+size_t weights_index(const struct weights *w, const struct weights_tensor *t) {
+    const size_t index = (size_t)((const struct entry *)(const void *)t - w->entries);
+
+    ASSERT(index < w->n_entries);
+    return index;
 }
 
 const struct weights_tensor *weights_find(const struct weights *w, const char *name) {
@@ -370,11 +430,34 @@ static int read_entry(struct weights *w, struct entry *entry, uint16_t *out_valu
     return 0;
 }
 
+bool weights_rule_of(const struct weights *w, const struct weights_tensor *t,
+                     struct weights_rule *out_rule) {
+    const struct entry *entry = &w->entries[weights_index(w, t)];
+
+    if (entry->header) return false;
+    *out_rule = entry->rule;
+    return true;
+}
+
+/* Words of the generator come four at a time. */
+static void make_up(const struct weights_rule *rule, uint64_t n, uint16_t *out_values) {
+    unsigned words[4];
+
+    for (uint64_t i = 0; i < n; i++) {
+        if (i % 4 == 0) num_random4(rule->seed + (i >> 32), rule->tensor, (unsigned)i / 4, words);
+        out_values[i] =
+            num_to_bf16(rule->base + rule->scale * ((float)(words[i % 4] >> 8) * 0x1p-23f - 1.0f));
+    }
+}
+
 int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
                  struct err *e) {
-    struct entry *entry = (struct entry *)(uintptr_t)t;
+    struct entry *entry = &w->entries[weights_index(w, t)];
 
-    ASSERT(entry >= w->entries && entry < w->entries + w->n_entries);
+    if (!entry->header) {
+        make_up(&entry->rule, t->n_values, out_values);
+        return 0;
+    }
     if (t->dtype == WEIGHTS_OTHER || (t->dtype != WEIGHTS_BF16 && !w->round))
         return err_set(e, -ENOTSUP, "%s: tensor %.80s: dtype %s is not %s", entry->shard->name,
                        t->name, entry->header->dtype,
@@ -392,6 +475,14 @@ static void add_text(struct sha256 *s, const char *text) {
 }
 
 int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], struct err *e) {
+    if (w->names) {
+        char text[64];
+        const int n = snprintf(text, sizeof(text), "llm42 made-up weights v1 %llu",
+                               (unsigned long long)w->seed);
+
+        sha256_of(text, (size_t)n, out_digest);
+        return 0;
+    }
     for (size_t i = 0; i < w->n_entries; i++) {
         int r = w->entries[i].digested ? 0 : read_entry(w, &w->entries[i], NULL, e);
 

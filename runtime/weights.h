@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 struct err;
+struct model;
 struct weights;
 
 enum {
@@ -47,7 +48,24 @@ struct weights_tensor {
 int weights_open(const char *folder, bool round, struct weights **out_weights, struct err *e);
 void weights_close(struct weights *w); /* NULL is fine */
 
+/* Made-up weights instead of a folder's, the tensors of the model each by its rule: for geometry,
+ * speed and self-tests.  0 or -ENOMEM. */
+int weights_make_up(const struct model *m, uint64_t seed, struct weights **out_weights,
+                    struct err *e);
+
+/* Value i of a made-up tensor, SPEC.md 4.5; so that a device can make it where it wants it. */
+struct weights_rule {
+    uint64_t seed;
+    uint32_t tensor; /* its place in the order of model_tensor.h */
+    float base, scale;
+};
+
+/* False where the weights are read from a folder. */
+bool weights_rule_of(const struct weights *w, const struct weights_tensor *t,
+                     struct weights_rule *out_rule);
+
 size_t weights_count(const struct weights *w);
+size_t weights_index(const struct weights *w, const struct weights_tensor *t);
 const struct weights_tensor *weights_at(const struct weights *w, size_t index); /* by name order */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name);
 uint64_t weights_bytes(const struct weights *w); /* of all tensors, in the files */
@@ -63,7 +81,8 @@ int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *ou
  *   u32 length of the name, the name
  *   u32 length of the dtype, the dtype as in the header ("BF16")
  *   u32 rank, u64 each dimension
- *   32 bytes, the SHA-256 of the tensor's bytes as they stand in the file */
+ *   32 bytes, the SHA-256 of the tensor's bytes as they stand in the file
+ * Of made-up weights it is the SHA-256 of their seed's text, SPEC.md 4.5. */
 int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], struct err *e);
 
 #endif
