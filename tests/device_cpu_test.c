@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "runtime/err.h"
+#include "runtime/model_tensor.h"
 #include "runtime/weights.h"
 #include "tests/reference.h"
 
