@@ -43,6 +43,19 @@ $(BUILD)/ptx/%.o: $(BUILD)/ptx/%.image
 # Of the sources that are: one that went leaves no rule behind.
 -include $(kernel_sources:ptx/%=$(BUILD)/ptx/%.dep)
 
+# What tests take for a driver and for NVRTC (tests/stub_cuda/stub.h); and memory that fails.
+ifneq ($(findstring LLM42_CUDA,$(ALL_CFLAGS)),)
+stubs := $(BUILD)/tests/stub_cuda/libcuda.so.1 $(BUILD)/tests/stub_cuda/libnvrtc.so.13
+$(BUILD)/tests/cuda_stub_test: | $(stubs)
+$(BUILD)/tests/cuda_stub_test: LIBS += -Wl,--wrap=malloc,--wrap=calloc
+$(BUILD)/tests/stub_cuda/libcuda.so.1: tests/stub_cuda/cuda.c
+$(BUILD)/tests/stub_cuda/libnvrtc.so.13: tests/stub_cuda/nvrtc.c
+$(stubs):
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,$(@F) -MMD -MP -MF $@.d $< -o $@
+-include $(stubs:%=%.d)
+endif
+
 # Rewritten only where it changes: a kernel that comes or goes.
 $(BUILD)/ptx/kernels_table.c: FORCE
 	@mkdir -p $(@D)
@@ -66,8 +79,16 @@ $(BUILD)/ptx/kernels_table.o: $(BUILD)/ptx/kernels_table.c
 # Programs that run where there is a GPU and little else: what they link is in them, but for libc
 # and libsystemd, which even small systems have.
 gpu_tests := $(patsubst tests/%.c,$(BUILD)/gpu/%,$(wildcard tests/device_cuda_*.c tests/jit_test.c tests/kernel_*test.c))
+# Of engines, on the twin or with LLM42_DEVICE=cuda on the GPU; cmocka's library goes along.
+gpu_engine_tests := $(patsubst %,$(BUILD)/gpu/%,golden_test determinism_test)
 
-gpu-programs: $(gpu_tests) $(programs:$(BUILD)/%=$(BUILD)/gpu/%)
+gpu-programs: $(gpu_tests) $(gpu_engine_tests) $(programs:$(BUILD)/%=$(BUILD)/gpu/%)
+
+$(gpu_engine_tests): LIBS += -L$(BUILD)/gpu -l:libcmocka.so.0 -Wl,-rpath,'$$ORIGIN'
+$(gpu_engine_tests): | $(BUILD)/gpu/libcmocka.so.0
+$(BUILD)/gpu/libcmocka.so.0:
+	@mkdir -p $(@D)
+	$(Q)cp -L "$$($(CC) -print-file-name=libcmocka.so.0)" $@
 
 $(BUILD)/gpu/%: LIBS := -Wl,--as-needed -l:libjansson.a -l:libinih.a -l:libcrypto.a \
     -l:libsystemd.so.0 -ldl -lm -pthread

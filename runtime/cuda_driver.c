@@ -13,16 +13,21 @@
 #include "runtime/kernels.h"
 #include "runtime/libnvrtc.h"
 
-enum { COMPILERS_MAX = 16 };
+enum {
+    COMPILERS_MAX = 16,
+    VERSION_MIN = 12040, /* the first that has all calls of libcuda.h */
+};
 
 int cuda_driver_check(struct cuda_driver *d, CUresult result, const char *what, struct err *e) {
     const char *name = NULL, *words = NULL;
     int code = -EIO;
 
     if (result == CUDA_SUCCESS) return 0;
+    if (d->lost) return err_set(e, -EIO, "CUDA: %s: the device is lost", what);
     if (d->cuda.cuGetErrorName(result, &name) != CUDA_SUCCESS) name = "an unknown CUresult";
     if (d->cuda.cuGetErrorString(result, &words) != CUDA_SUCCESS) words = "no words for it";
-    switch (result) {
+    /* There is no step after one that failed, whatever it was: memory for a graph, too. */
+    switch (d->at_work ? CUDA_ERROR_UNKNOWN : result) {
     case CUDA_ERROR_OUT_OF_MEMORY:
         code = -ENOMEM;
         break;
@@ -46,7 +51,19 @@ int cuda_driver_check(struct cuda_driver *d, CUresult result, const char *what, 
 
 int cuda_driver_enter(struct cuda_driver *d, struct err *e) {
     if (d->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    d->at_work = false;
     return cuda_driver_check(d, d->cuda.cuCtxSetCurrent(d->context), "enter its context", e);
+}
+
+int cuda_driver_work(struct cuda_driver *d, struct err *e) {
+    if (d->lost) return err_set(e, -EIO, "CUDA: the device is lost");
+    d->at_work = true;
+    return cuda_driver_check(d, d->cuda.cuCtxSetCurrent(d->context), "enter its context", e);
+}
+
+static int ask(struct cuda_driver *d, CUdevice_attribute what, int *out, struct err *e) {
+    return cuda_driver_check(d, d->cuda.cuDeviceGetAttribute(out, what, d->device),
+                             "ask what the GPU is", e);
 }
 
 /* The GPU, if it is one that we have the arithmetic of. */
@@ -54,21 +71,25 @@ static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
     int count = 0, major = 0, minor = 0, units = 0, r;
 
     r = cuda_driver_check(d, d->cuda.cuInit(0), "start the driver", e);
-    /* Whatever keeps a driver from starting, there is no device for us here. */
-    if (r < 0) return -ENODEV;
-    (void)d->cuda.cuDriverGetVersion(&d->version);
+    if (r < 0) return r;
+    r = cuda_driver_check(d, d->cuda.cuDriverGetVersion(&d->version), "ask for its version", e);
+    if (r < 0) return r;
+    if (d->version < VERSION_MIN)
+        return err_set(e, -ENODEV, "CUDA: driver API %d.%d: %d.%d is the oldest that will do",
+                       d->version / 1000, d->version % 1000 / 10, VERSION_MIN / 1000,
+                       VERSION_MIN % 1000 / 10);
     r = cuda_driver_check(d, d->cuda.cuDeviceGetCount(&count), "count GPUs", e);
     if (r < 0) return r;
     if (ordinal < 0 || ordinal >= count)
         return err_set(e, -ENODEV, "CUDA: no GPU %d, there are %d", ordinal, count);
     r = cuda_driver_check(d, d->cuda.cuDeviceGet(&d->device, ordinal), "find the GPU", e);
     if (r < 0) return r;
-    (void)d->cuda.cuDeviceGetName(d->name, sizeof(d->name), d->device);
-    (void)d->cuda.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                                       d->device);
-    (void)d->cuda.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-                                       d->device);
-    (void)d->cuda.cuDeviceGetAttribute(&units, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->device);
+    if (d->cuda.cuDeviceGetName(d->name, sizeof(d->name), d->device) != CUDA_SUCCESS)
+        (void)strcpy(d->name, "a GPU");
+    r = ask(d, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major, e);
+    if (r == 0) r = ask(d, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor, e);
+    if (r == 0) r = ask(d, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &units, e);
+    if (r < 0) return r;
     if (major != 9 || minor != 0)
         return err_set(e, -ENODEV,
                        "CUDA: GPU %d is %s, compute capability %d.%d: the contract's arithmetic is "
@@ -78,11 +99,9 @@ static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
     return 0;
 }
 
-static int start(struct cuda_driver *d, int ordinal, struct err *e) {
+static int make_context(struct cuda_driver *d, struct err *e) {
     int r;
 
-    if ((r = libcuda_load(&d->cuda, e)) < 0) return r;
-    if ((r = choose(d, ordinal, e)) < 0) return r;
     r = cuda_driver_check(d, d->cuda.cuDevicePrimaryCtxRetain(&d->context, d->device),
                           "make its context", e);
     if (r < 0) return r;
@@ -91,6 +110,16 @@ static int start(struct cuda_driver *d, int ordinal, struct err *e) {
     if (r < 0) return r;
     return cuda_driver_check(d, d->cuda.cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING),
                              "make a stream", e);
+}
+
+static int start(struct cuda_driver *d, int ordinal, struct err *e) {
+    int r = libcuda_load(&d->cuda, e);
+
+    if (r == 0) r = choose(d, ordinal, e);
+    if (r == 0) r = make_context(d, e);
+    /* Whatever keeps a driver or a GPU from starting, there is no device for us here; memory alone
+     * is another matter. */
+    return r < 0 && r != -ENOMEM ? -ENODEV : r;
 }
 
 /* Compiling, side by side: each thread takes the next source. */

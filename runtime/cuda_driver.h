@@ -3,8 +3,9 @@
  * Owns:   the primary context's use, one stream, the loaded kernels, until close.
  * Thread: one at a time, as the device.
  * Fails:  -ENODEV  no driver, no such GPU, or one that is not compute capability 9.0: by name
- *         -ENOMEM  the GPU's memory does not suffice
- *         -EINVAL  a kernel does not compile or load
+ *                  or one that does not start
+ *         -ENOMEM  the GPU's memory does not suffice; while loading alone
+ *         -EINVAL  a kernel does not compile or load; likewise
  *         -EIO     the device is lost; sticky: every later call gives it again
  *
  * The bits of SPEC 2.2 are those of one architecture, so any other is refused, never emulated. */
@@ -39,7 +40,8 @@ struct cuda_driver {
     uint32_t n_found;   /* kernels that the cache had */
     uint32_t n_kernels; /* kernels loaded */
     bool has_context;
-    bool lost; /* sticky */
+    bool at_work; /* not loading: whatever fails, the device is lost */
+    bool lost;    /* sticky */
 };
 
 /* Driver, context, stream, and all kernels of the table loaded. */
@@ -50,6 +52,9 @@ void cuda_driver_close(struct cuda_driver *d); /* NULL, or opened in part, too *
 /* Makes the calling thread one that may use the GPU: whoever opened it need not be who steps.
  * 0, or -EIO where the device is lost. */
 int cuda_driver_enter(struct cuda_driver *d, struct err *e);
+
+/* The same, for a step: until the next enter whatever fails is final. */
+int cuda_driver_work(struct cuda_driver *d, struct err *e);
 
 /* 0, or the meaning of a CUresult, with `what` and the driver's words in the text. */
 int cuda_driver_check(struct cuda_driver *d, CUresult result, const char *what, struct err *e);

@@ -116,7 +116,7 @@ static int end(struct cuda_device *d, int r) {
 }
 
 int cuda_queue_flush(struct cuda_device *d, struct err *e) {
-    int r = cuda_driver_enter(d->driver, e);
+    int r = cuda_driver_work(d->driver, e);
 
     if (r == 0) r = launch_all(d, e);
     return end(d, r);
@@ -183,7 +183,7 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
         return cuda_queue_flush(d, e);
     if (n_rows > d->limits.n_rows) n_rows = d->n_rows;
     g = find(q, n_rows, &d->plan, &found);
-    r = cuda_driver_enter(driver, e);
+    r = cuda_driver_work(driver, e);
     if (r == 0 && !found) r = record(d, g, n_rows, e);
     g->used = ++q->n_steps;
     if (r == 0)

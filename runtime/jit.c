@@ -184,16 +184,31 @@ static int take_log(const struct libnvrtc *nvrtc, struct nvrtc_program *program,
     return 0;
 }
 
-static int take_cubin(const struct libnvrtc *nvrtc, struct nvrtc_program *program,
+static int take_cubin(const struct libnvrtc *nvrtc, const char *name, struct nvrtc_program *program,
                       struct jit_result *result, struct err *e) {
     if (nvrtc->nvrtcGetCUBINSize(program, &result->n_bytes) || result->n_bytes == 0 ||
         result->n_bytes > JIT_CUBIN_BYTES_MAX)
-        return err_set(e, -EINVAL, "jit: compiled to nothing");
+        return err_set(e, -EINVAL, "jit: %s is compiled to nothing", name);
     result->cubin = malloc(result->n_bytes);
     if (!result->cubin) return err_set(e, -ENOMEM, "jit: a cubin of %zu bytes", result->n_bytes);
     if (nvrtc->nvrtcGetCUBIN(program, result->cubin))
-        return err_set(e, -EINVAL, "jit: compiled to nothing");
+        return err_set(e, -EINVAL, "jit: %s is compiled to nothing", name);
     return 0;
+}
+
+/* The line of a log that says what is wrong, or else its first. */
+static const char *complaint(const char *log, int *out_n_bytes) {
+    const char *line = log;
+
+    while (line) {
+        const char *end = strchr(line, '\n'), *at = strstr(line, "error");
+
+        if (at && (!end || at < end)) break;
+        line = end ? end + 1 : NULL;
+    }
+    if (!line) line = log;
+    *out_n_bytes = (int)strcspn(line, "\n");
+    return line;
 }
 
 static int compile(const struct libnvrtc *nvrtc, const char *name, const char *source,
@@ -205,8 +220,14 @@ static int compile(const struct libnvrtc *nvrtc, const char *name, const char *s
         return err_set(e, -ENOMEM, "jit: no program for %s", name);
     compiled = nvrtc->nvrtcCompileProgram(program, N_OPTIONS, options);
     r = take_log(nvrtc, program, &result->log, e);
-    if (r == 0 && compiled) r = err_set(e, -EINVAL, "jit: %s: %s", name, result->log);
-    if (r == 0) r = take_cubin(nvrtc, program, result, e);
+    if (r == 0 && compiled) {
+        int n_bytes;
+        const char *why = complaint(result->log, &n_bytes);
+
+        r = err_set(e, -EINVAL, "jit: %s does not compile%s%.*s", name, n_bytes ? ": " : "",
+                    n_bytes, why);
+    }
+    if (r == 0) r = take_cubin(nvrtc, name, program, result, e);
     if (r == 0) jit_read_log(result->log, &result->report);
     (void)nvrtc->nvrtcDestroyProgram(&program);
     return r;

@@ -5,9 +5,11 @@
 #include "runtime/jit.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -88,8 +90,9 @@ static void test_faults(const struct libnvrtc *nvrtc) {
     struct jit_report report;
     struct err e = {""};
 
-    CHECK(jit_compile(&jit, "broken", "int f( {", &result, &e) < 0);
-    CHECK(strstr(e.text, "broken") && !result.cubin);
+    CHECK(jit_compile(&jit, "broken", "int g;\nint f() { return h; }\n", &result, &e) < 0);
+    CHECK(strstr(e.text, "broken does not compile: broken(2): error") && !result.cubin);
+    CHECK(!strchr(e.text, '\n')); /* a line of the log, and not the whole */
     jit_read_log("ptxas info    : Used 40 registers, used 1 barriers\n"
                  "    8 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\n"
                  "ptxas info    : (C7510) Potential Performance Loss: wgmma serialised\n"
@@ -144,6 +147,110 @@ static void change(const char *path, long at, int cut) {
     fclose(f);
 }
 
+/* Bytes behind the end; nothing at all; a length that is beyond all files. */
+static void test_cache_bytes(const struct libnvrtc *nvrtc, const char *path,
+                             const struct jit_result *first) {
+    FILE *f = fopen(path, "ab");
+    uint64_t n_bytes = UINT64_MAX - 55; /* with the head of 56 bytes, nothing */
+
+    CHECK(f && fputc(0, f) == 0 && fclose(f) == 0);
+    again(nvrtc, folder, JIT_STORED, first);
+    CHECK(truncate(path, 0) == 0);
+    again(nvrtc, folder, JIT_STORED, first);
+    f = fopen(path, "r+b");
+    CHECK(f && fseek(f, 16, SEEK_SET) == 0 && fwrite(&n_bytes, sizeof(n_bytes), 1, f) == 1 &&
+          fclose(f) == 0);
+    again(nvrtc, folder, JIT_STORED, first);
+    again(nvrtc, folder, JIT_FOUND, first);
+}
+
+static uint32_t count_files(void) {
+    DIR *d = opendir(folder);
+    uint32_t n = 0;
+
+    for (struct dirent *entry; d && (entry = readdir(d)) != NULL;) n += entry->d_name[0] != '.';
+    if (d) closedir(d);
+    return n;
+}
+
+/* Another source or another compiler is another file. */
+static void test_cache_keys(const struct libnvrtc *nvrtc, const char *path) {
+    struct libnvrtc later = *nvrtc;
+    struct jit jit = {.nvrtc = nvrtc, .folder = folder};
+    struct jit_result result = {.cubin = NULL};
+    struct err e = {""};
+    char command[1024];
+
+    CHECK(jit_compile(&jit, "small", "extern \"C\" __global__ void g(int *p) { *p = 43; }\n",
+                      &result, &e) == 0);
+    CHECK(result.cache == JIT_STORED && count_files() == 2);
+    jit_done(&result);
+    later.minor++;
+    jit.nvrtc = &later;
+    CHECK(jit_compile(&jit, "small", small, &result, &e) == 0);
+    CHECK(result.cache == JIT_STORED && count_files() == 3);
+    jit_done(&result);
+    snprintf(command, sizeof(command), "find %s -type f ! -path %s -delete", folder, path);
+    CHECK(system(command) == 0 && count_files() == 1);
+}
+
+/* No room: what was begun does not stay, what is there does. */
+static void test_cache_full(const struct libnvrtc *nvrtc, const char *path,
+                            const struct jit_result *first) {
+    struct rlimit was, least;
+    char found[512] = "";
+
+    CHECK(getrlimit(RLIMIT_FSIZE, &was) == 0);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    fflush(NULL);
+    CHECK(chmod(path, 0622) == 0); /* not ours alone, so not taken */
+    least = was;
+    least.rlim_cur = 1000; /* of a file that is longer */
+    CHECK(setrlimit(RLIMIT_FSIZE, &least) == 0);
+    again(nvrtc, folder, JIT_UNSTORED, first);
+    CHECK(setrlimit(RLIMIT_FSIZE, &was) == 0);
+    only_file(found);
+    CHECK(!strcmp(found, path));
+    again(nvrtc, folder, JIT_STORED, first);
+}
+
+/* Who may write a file may write code for the GPU: us and root.  As root, which alone can make
+ * another's file. */
+static void test_cache_owners(const struct libnvrtc *nvrtc, const char *path,
+                              const struct jit_result *first) {
+    enum { NOBODY = 65534, OTHER = 65533 };
+    struct stat st;
+
+    if (geteuid() != 0) {
+        CHECK(chmod(folder, 0500) == 0 && chmod(path, 0666) == 0);
+        again(nvrtc, folder, JIT_UNSTORED, first);
+        CHECK(chmod(folder, 0700) == 0);
+        return;
+    }
+    CHECK(chown(path, OTHER, OTHER) == 0);
+    again(nvrtc, folder, JIT_STORED, first);
+    CHECK(stat(path, &st) == 0 && st.st_uid == 0);
+
+    /* What root wrote is good for all, in a folder that they cannot write to. */
+    CHECK(chmod(folder, 0755) == 0 && chmod(path, 0644) == 0);
+    CHECK(seteuid(NOBODY) == 0);
+    again(nvrtc, folder, JIT_FOUND, first);
+    CHECK(seteuid(0) == 0);
+    CHECK(chown(path, OTHER, OTHER) == 0);
+    CHECK(seteuid(NOBODY) == 0);
+    again(nvrtc, folder, JIT_UNSTORED, first);
+    CHECK(seteuid(0) == 0);
+    CHECK(chown(path, NOBODY, NOBODY) == 0 && chmod(path, 0400) == 0);
+    CHECK(seteuid(NOBODY) == 0);
+    again(nvrtc, folder, JIT_FOUND, first);
+    CHECK(seteuid(0) == 0);
+    /* A file that they cannot read is none. */
+    CHECK(chown(path, 0, 0) == 0);
+    CHECK(seteuid(NOBODY) == 0);
+    again(nvrtc, folder, JIT_UNSTORED, first);
+    CHECK(seteuid(0) == 0);
+}
+
 static void test_cache(const struct libnvrtc *nvrtc) {
     const struct jit jit = {.nvrtc = nvrtc, .folder = folder};
     static const long places[] = {0, 20, 30, 100};
@@ -171,6 +278,16 @@ static void test_cache(const struct libnvrtc *nvrtc) {
     /* A pipe must not hold us up. */
     CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0);
     again(nvrtc, folder, JIT_STORED, &first);
+    /* A folder cannot be replaced by a file, and nothing is left of the attempt. */
+    CHECK(unlink(path) == 0 && mkdir(path, 0700) == 0);
+    again(nvrtc, folder, JIT_UNSTORED, &first);
+    only_file(path);
+    CHECK(rmdir(path) == 0);
+    again(nvrtc, folder, JIT_STORED, &first);
+    test_cache_bytes(nvrtc, path, &first);
+    test_cache_keys(nvrtc, path);
+    test_cache_full(nvrtc, path, &first);
+    test_cache_owners(nvrtc, path, &first);
     CHECK(unlink(path) == 0 && rmdir(folder) == 0);
 
     again(nvrtc, folder, JIT_UNSTORED, &first);

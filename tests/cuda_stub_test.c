@@ -1,0 +1,818 @@
+/* How the CUDA device refuses, fails and ends, with a driver and an NVRTC that are told what to do
+ * (tests/stub_cuda/stub.h) and no GPU: what cannot be is refused by name and errno before anything
+ * is taken; every single call of the driver, of NVRTC and for memory fails once, and each time the
+ * error is a line that says what, nothing leaks, and a device at work is lost for good without
+ * another word to the driver.  Skipped (77) in a build without CUDA. */
+#include "tests/unit.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/device.h"
+#include "runtime/device_cuda.h"
+#include "runtime/err.h"
+#include "runtime/forward.h"
+#include "runtime/kernels.h"
+#include "runtime/library.h"
+#include "runtime/weights.h"
+
+#ifndef LLM42_CUDA
+
+int main(void) {
+    const struct device_cuda_options options = {0};
+    struct device *dev = NULL;
+    struct err e = {""};
+    int r = device_cuda_open(&options, &dev, &e);
+
+    printf("built without CUDA: %d %s\n", r, e.text);
+    return !device_cuda_built() && r == -ENODEV && !dev && *e.text ? 77 : 1;
+}
+
+#else
+
+#include "runtime/cuda_impl.h"
+#include "runtime/libnvrtc.h"
+#include "tests/stub_cuda/stub.h"
+
+#define MODEL "tests/data/verse-4m"
+
+enum {
+    PATH_BYTES = 512,
+    N_SEQS = 4,
+    N_SEQ_PAGES = 2,
+    N_PAGES = 8,
+    N_WANTS = 8,
+    N_LOGIT_ROWS = 2,
+    N_POSITIONS = 128,
+    VOCAB = 304,
+    N_LAYERS = 2,
+    RESERVE = 256 << 20, /* docs/cuda.md: left to the driver */
+};
+
+static char stub_folder[PATH_BYTES]; /* beside this program */
+static struct stub *cuda, *nvrtc;
+static stub_reset *cuda_reset, *nvrtc_reset;
+
+/* ---- memory of the host fails on request: the linker sends us malloc and calloc ---- */
+
+static atomic_uint n_allocations;
+static atomic_uint fail_allocation; /* that one, from 1; 0: none */
+
+void *__real_malloc(size_t n_bytes);
+void *__real_calloc(size_t n, size_t n_bytes);
+void *__wrap_malloc(size_t n_bytes);
+void *__wrap_calloc(size_t n, size_t n_bytes);
+
+static bool allocation_fails(void) {
+    return atomic_fetch_add(&n_allocations, 1) + 1 == atomic_load(&fail_allocation);
+}
+
+void *__wrap_malloc(size_t n_bytes) {
+    return allocation_fails() ? NULL : __real_malloc(n_bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t n_bytes) {
+    return allocation_fails() ? NULL : __real_calloc(n, n_bytes);
+}
+
+/* ---- a device over the stubs ---- */
+
+static const struct model model = {.n_layers = N_LAYERS,
+                                   .hidden = 128,
+                                   .intermediate = 256,
+                                   .n_heads = 4,
+                                   .n_kv_heads = 2,
+                                   .head_dim = 64,
+                                   .vocab = VOCAB,
+                                   .rms_eps = 1e-5f,
+                                   .rope_theta = 1e4};
+
+static const struct device_limits limits = {.n_rows = 16,
+                                            .n_seqs = N_SEQS,
+                                            .n_pages = N_PAGES,
+                                            .n_seq_pages = N_SEQ_PAGES,
+                                            .n_wants = N_WANTS,
+                                            .n_logit_rows = N_LOGIT_ROWS,
+                                            .n_positions = N_POSITIONS};
+
+static void *stub_load(const char *folder, const char *file) {
+    char path[PATH_BYTES + STUB_NAME_BYTES];
+    void *library;
+
+    (void)snprintf(path, sizeof(path), "%s/%s", folder, file);
+    /* By its soname the device will find it open. */
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail_msg("%s", dlerror());
+    return library;
+}
+
+static void load_stubs(void) {
+    void *library = stub_load(stub_folder, "libcuda.so.1");
+
+    cuda = dlsym(library, "stub_cuda");
+    *(void **)&cuda_reset = dlsym(library, "stub_cuda_reset");
+    library = stub_load(stub_folder, "libnvrtc.so.13");
+    nvrtc = dlsym(library, "stub_nvrtc");
+    *(void **)&nvrtc_reset = dlsym(library, "stub_nvrtc_reset");
+    assert_true(cuda && cuda_reset && nvrtc && nvrtc_reset);
+}
+
+static int setup(void **state) {
+    (void)state;
+    if (!cuda) load_stubs();
+    cuda_reset();
+    nvrtc_reset();
+    return 0;
+}
+
+/* All that was given out is back, and the driver was asked nothing that it would not take. */
+static int teardown(void **state) {
+    (void)state;
+    if (cuda->n_wrong) fail_msg("%u wrong calls: %s", cuda->n_wrong, cuda->wrong);
+    assert_int_equal(cuda->n_live, 0);
+    assert_int_equal(cuda->n_bytes, 0);
+    assert_int_equal(nvrtc->n_live, 0);
+    return 0;
+}
+
+static int open_device(struct device **out_dev, struct err *e) {
+    const struct device_cuda_options options = {.nvrtc_folder = stub_folder, .seed = 7};
+
+    *out_dev = NULL;
+    e->text[0] = '\0';
+    return device_cuda_open(&options, out_dev, e);
+}
+
+static void fails_at(struct stub *stub, const char *name, uint32_t at, int code) {
+    (void)snprintf(stub->fail.name, sizeof(stub->fail.name), "%s", name);
+    stub->fail.at = at;
+    stub->fail.value = code;
+}
+
+/* An error for a log: one line, of some words. */
+static void check_text(const struct err *e) {
+    if (strlen(e->text) < 10 || strchr(e->text, '\n')) fail_msg("not a line: '%s'", e->text);
+}
+
+static void expect(int r, int want, const char *part, const struct err *e) {
+    if (r != want || !strstr(e->text, part))
+        fail_msg("wanted %d and '%s', got %d and '%s'", want, part, r, e->text);
+    check_text(e);
+}
+
+/* ---- a step ---- */
+
+static struct device_row rows[16];
+static struct device_want wants[N_WANTS];
+static uint32_t pages[N_SEQS * N_SEQ_PAGES];
+static struct device_result results[N_WANTS];
+static uint8_t flagged[16];
+
+/* Two sequences, the second of n_more rows; the last rows of both are wanted, the first twice, so
+ * that the head has two turns. */
+static struct device_batch step_of(uint32_t n_more) {
+    struct device_batch b = {.n_rows = 3 + n_more,
+                             .rows = rows,
+                             .n_seqs = 2,
+                             .pages = pages,
+                             .n_wants = 3,
+                             .wants = wants};
+
+    for (uint32_t i = 0; i < b.n_rows; i++)
+        rows[i] = (struct device_row){i % VOCAB, i < 3 ? i : i - 3, i >= 3};
+    for (uint32_t i = 0; i < 2 * N_SEQ_PAGES; i++) pages[i] = i;
+    for (uint32_t i = 0; i < b.n_wants; i++)
+        wants[i] = (struct device_want){
+            .row = i == 2 ? b.n_rows - 1 : 2, .target = DEVICE_NO_TOKEN, .params = {.top_p = 1.0f}};
+    return b;
+}
+
+static int step(struct device *dev, uint32_t n_more, struct err *e) {
+    const struct device_batch b = step_of(n_more);
+    const struct schedule s = schedule_canonical();
+
+    return forward_run(dev, N_LAYERS, N_LOGIT_ROWS, &b, &s, results, flagged, e);
+}
+
+/* What tests look with. */
+static int look(struct device *dev, struct err *e) {
+    static uint16_t row[1024], k[64], v[64];
+    int r = dev->ops->poison(dev, 1, 0x7fc0, e);
+
+    if (r == 0) r = dev->ops->read(dev, DEVICE_X, 1, row, e);
+    if (r == 0) r = dev->ops->write(dev, DEVICE_X, 1, row, e);
+    if (r == 0) r = dev->ops->read_kv(dev, 1, 1, 3, 1, k, v, e);
+    return r;
+}
+
+/* Every operation says that the device is lost, in words, and the driver hears nothing of it. */
+static void check_lost(struct device *dev) {
+    const struct device_batch b = step_of(1);
+    const struct schedule s = schedule_canonical();
+    const uint32_t n_calls = cuda->n_calls;
+    static uint16_t row[1024], k[64], v[64];
+    struct err e;
+
+#define LOST(call)                                \
+    do {                                          \
+        e.text[0] = '\0';                         \
+        expect(call, -EIO, "device is lost", &e); \
+    } while (0)
+    LOST(dev->ops->upload(dev, &b, &e));
+    LOST(dev->ops->embed(dev, &e));
+    LOST(dev->ops->attn_in(dev, 0, &s, &e));
+    LOST(dev->ops->attend(dev, 0, &s, &e));
+    LOST(dev->ops->attn_out(dev, 0, &s, &e));
+    LOST(dev->ops->mlp_in(dev, 0, &s, &e));
+    LOST(dev->ops->mlp_out(dev, 0, &s, &e));
+    LOST(dev->ops->head(dev, 0, 1, &s, &e));
+    LOST(dev->ops->sample(dev, 0, 1, &e));
+    LOST(dev->ops->copy(dev, results, flagged, &e));
+    LOST(dev->ops->wait(dev, &e));
+    LOST(dev->ops->read(dev, DEVICE_LOGITS, 0, row, &e));
+    LOST(dev->ops->write(dev, DEVICE_X, 0, row, &e));
+    LOST(dev->ops->read_kv(dev, 0, 0, 0, 0, k, v, &e));
+    LOST(dev->ops->poison(dev, 0, 0, &e));
+#undef LOST
+    assert_int_equal(cuda->n_calls, n_calls);
+}
+
+/* ---- what is not there ---- */
+
+/* A process of its own: what a library lacks is decided when it is loaded. */
+static void in_child(int (*run)(const char *), const char *arg) {
+    int status = 0;
+    pid_t pid;
+
+    fflush(NULL);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) exit(run(arg));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("%s: status %x", arg, status);
+}
+
+static int run_absent(const char *arg) {
+    struct device *dev;
+    struct err e;
+    int r = open_device(&dev, &e);
+
+    (void)arg;
+    printf("%d %s\n", r, e.text);
+    return r == -ENODEV && !dev && strstr(e.text, "cannot load libcuda.so.1") ? 0 : 1;
+}
+
+/* First of all: later the stub is in place. */
+static void test_absent(void **state) {
+    void *real = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+    (void)state;
+    if (real) skip(); /* there is a driver, and it does not go away */
+    in_child(run_absent, "no driver");
+}
+
+static char variant_folder[] = "/tmp/cuda_stub_test.XXXXXX";
+
+/* A copy of a stub that lacks the call: its name there is another. */
+static void make_variant(const char *file, const char *lacks) {
+    char path[PATH_BYTES + STUB_NAME_BYTES];
+    const size_t n_name = strlen(lacks) + 1;
+    size_t n_bytes, n_changed = 0;
+    char *bytes;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/%s", stub_folder, file);
+    f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    n_bytes = (size_t)ftell(f);
+    rewind(f);
+    bytes = malloc(n_bytes);
+    assert_non_null(bytes);
+    assert_int_equal(fread(bytes, 1, n_bytes, f), n_bytes);
+    (void)fclose(f);
+    for (size_t i = 1; i + n_name <= n_bytes; i++)
+        if (bytes[i - 1] == '\0' && !memcmp(bytes + i, lacks, n_name)) {
+            bytes[i] = 'X';
+            n_changed++;
+        }
+    assert_true(n_changed > 0);
+    (void)snprintf(path, sizeof(path), "%s/%s", variant_folder, file);
+    f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n_bytes, f), n_bytes);
+    assert_int_equal(fclose(f), 0);
+    free(bytes);
+}
+
+static int run_lacks(const char *name) {
+    const bool of_driver = !strncmp(name, "cu", 2);
+    const struct device_cuda_options options = {.nvrtc_folder =
+                                                    of_driver ? stub_folder : variant_folder};
+    struct device *dev = NULL;
+    char want[STUB_TEXT_BYTES];
+    struct err e = {""};
+    int r;
+
+    (void)stub_load(of_driver ? variant_folder : stub_folder, "libcuda.so.1");
+    r = device_cuda_open(&options, &dev, &e);
+    (void)snprintf(want, sizeof(want), "is too old: it has no %s", name);
+    if (r == -ENODEV && !dev && strstr(e.text, want)) return 0;
+    printf("%s: %d %s\n", name, r, e.text);
+    return 1;
+}
+
+static void test_lacks(void **state) {
+    static const char *const driver[] = {
+#define X(name, args) #name,
+        LIBCUDA_CALLS(X)};
+    static const char *const compiler[] = {LIBNVRTC_CALLS(X)
+#undef X
+    };
+    char path[PATH_BYTES];
+
+    (void)state;
+    assert_non_null(mkdtemp(variant_folder));
+    for (size_t i = 0; i < sizeof(driver) / sizeof(driver[0]); i++) {
+        make_variant("libcuda.so.1", driver[i]);
+        in_child(run_lacks, driver[i]);
+    }
+    for (size_t i = 0; i < sizeof(compiler) / sizeof(compiler[0]); i++) {
+        make_variant("libnvrtc.so.13", compiler[i]);
+        in_child(run_lacks, compiler[i]);
+    }
+    (void)snprintf(path, sizeof(path), "%s/libcuda.so.1", variant_folder);
+    assert_int_equal(unlink(path), 0);
+    (void)snprintf(path, sizeof(path), "%s/libnvrtc.so.13", variant_folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(variant_folder), 0);
+}
+
+static void test_no_compiler(void **state) {
+    const struct device_cuda_options options = {.nvrtc_folder = "/nonexistent"};
+    char path[LIBRARY_PATH_BYTES], longest[2 * LIBRARY_PATH_BYTES];
+    static const char *const files[] = {"libcuda.so.1"};
+    struct device *dev = NULL;
+    struct err e = {""};
+
+    (void)state;
+    expect(device_cuda_open(&options, &dev, &e), -ENODEV, "cannot load libnvrtc.so.13", &e);
+    assert_null(dev);
+    fails_at(nvrtc, "nvrtcVersion", 1, 5);
+    expect(open_device(&dev, &e), -ENODEV, "does not say its version", &e);
+    /* A folder too long to name is one that has no library. */
+    memset(longest, 'x', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    assert_null(library_open(longest, files, 1, path));
+}
+
+/* ---- what is refused ---- */
+
+static void test_refused(void **state) {
+    static const struct {
+        const char *why;
+        int ordinal, n_devices, major, minor, version;
+        const char *fail;
+        int code;
+        int want;
+        const char *part;
+    } cases[] = {
+        {"no GPU", 0, 0, 9, 0, 13000, "", 0, -ENODEV, "start the driver"},
+        {"no such GPU", 1, 1, 9, 0, 13000, "", 0, -ENODEV, "no GPU 1, there are 1"},
+        {"less than none", -1, 1, 9, 0, 13000, "", 0, -ENODEV, "no GPU -1, there are 1"},
+        {"Ampere", 0, 1, 8, 0, 13000, "", 0, -ENODEV, "stub 0, compute capability 8.0"},
+        {"Ada", 0, 1, 8, 9, 13000, "", 0, -ENODEV, "compute capability 8.9"},
+        {"none like it", 0, 1, 9, 1, 13000, "", 0, -ENODEV, "compute capability 9.1"},
+        {"Blackwell", 0, 1, 10, 0, 13000, "", 0, -ENODEV, "compute capability 10.0"},
+        {"the second is fine", 1, 2, 9, 0, 13000, "", 0, 0, ""},
+        {"an old driver", 0, 1, 9, 0, 12030, "", 0, -ENODEV, "driver API 12.3"},
+        {"the oldest that will do", 0, 1, 9, 0, 12040, "", 0, 0, ""},
+        {"a driver that does not start", 0, 1, 9, 0, 13000, "cuInit", 999, -ENODEV, "start the"},
+        {"a fabric that is not up", 0, 1, 9, 0, 13000, "cuInit", 802, -ENODEV, "start the driver"},
+        {"in use by another, alone", 0, 1, 9, 0, 13000, "cuDevicePrimaryCtxRetain", 46, -ENODEV,
+         "make its context"},
+        {"full already", 0, 1, 9, 0, 13000, "cuDevicePrimaryCtxRetain", 2, -ENOMEM,
+         "make its context"},
+        {"full for a stream", 0, 1, 9, 0, 13000, "cuStreamCreate", 2, -ENOMEM, "make a stream"},
+        {"a kernel of another machine", 0, 1, 9, 0, 13000, "cuLibraryLoadData", 209, -ENODEV,
+         "sm90_"},
+        {"no image of a kernel", 0, 1, 9, 0, 13000, "cuLibraryLoadData", 200, -EINVAL, "sm90_"},
+        {"no such entry", 0, 1, 9, 0, 13000, "cuLibraryGetKernel", 500, -EINVAL, "sm90_"},
+        {"lost at once", 0, 1, 9, 0, 13000, "cuFuncLoad", 700, -EIO, "sm90_"},
+    };
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct device_cuda_options options = {.ordinal = cases[i].ordinal,
+                                                    .nvrtc_folder = stub_folder};
+
+        print_message("%s\n", cases[i].why);
+        cuda_reset();
+        cuda->n_devices = cases[i].n_devices;
+        cuda->major = cases[i].major;
+        cuda->minor = cases[i].minor;
+        cuda->version = cases[i].version;
+        if (*cases[i].fail) fails_at(cuda, cases[i].fail, 1, cases[i].code);
+        dev = NULL;
+        e.text[0] = '\0';
+        if (cases[i].want < 0) {
+            expect(device_cuda_open(&options, &dev, &e), cases[i].want, cases[i].part, &e);
+            assert_null(dev);
+        } else {
+            assert_int_equal(device_cuda_open(&options, &dev, &e), 0);
+            dev->ops->close(dev);
+        }
+        assert_int_equal(cuda->n_live, 0);
+    }
+}
+
+/* A kernel that does not compile is named; only its own line of the log is told. */
+static void test_not_compiled(void **state) {
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    fails_at(nvrtc, "nvrtcCompileProgram", 3, 6);
+    expect(open_device(&dev, &e), -EINVAL, "jit: sm90_", &e);
+    assert_null(dev);
+}
+
+static void test_names(void **state) {
+    char text[128];
+    uint64_t n_weights, n_kv, n_work;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_true(device_cuda_built());
+    assert_int_equal(open_device(&dev, &e), 0);
+    dev->ops->describe(dev, text, sizeof(text));
+    assert_non_null(strstr(text, "cuda, stub 0, driver API 13.0, 132 units"));
+    dev->ops->memory(dev, &n_weights, &n_kv, &n_work);
+    assert_true(n_weights == 0 && n_kv == 0 && n_work == 0);
+    dev->ops->close(dev);
+}
+
+/* ---- memory ---- */
+
+static void test_memory(void **state) {
+    uint64_t n_weights, n_kv, n_work, n_needed;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    dev->ops->memory(dev, &n_weights, &n_kv, &n_work);
+    n_needed = n_weights + n_kv + n_work + RESERVE;
+    assert_int_equal(cuda->n_bytes, n_needed - RESERVE); /* what it says is what it takes */
+    dev->ops->close(dev);
+    assert_int_equal(cuda->n_bytes, 0);
+
+    /* That much is enough, and a byte less is not; then nothing is taken. */
+    cuda_reset();
+    cuda->free_bytes = n_needed;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    dev->ops->close(dev);
+    cuda_reset();
+    cuda->free_bytes = n_needed - 1;
+    assert_int_equal(open_device(&dev, &e), 0);
+    expect(dev->ops->load(dev, &model, NULL, &limits, &e), -ENOMEM, "1 MiB short", &e);
+    assert_non_null(strstr(e.text, "most goes to work (attention's parts)"));
+    assert_int_equal(cuda->n_bytes_most, 0);
+    dev->ops->close(dev);
+}
+
+/* Memory that goes to another between the sum and the taking: which buffer it was is told. */
+static void test_memory_taken(void **state) {
+    static const char *const buffers[] = {
+        "qkv",       "o",           "gate_up",        "down",          "norm",     "head",
+        "embedding", "keys and v",  "rotary tables",  "residual",      "q, k and", "attention",
+        "logits",    "sampling",    "logsumexp",      "a step's rows", "results",  "staging",
+        "feed-for",  "normed rows", "attention's par"};
+    bool seen[sizeof(buffers) / sizeof(buffers[0])] = {false};
+    struct device *dev;
+    struct err e;
+    int r;
+
+    (void)state;
+    for (uint32_t at = 1;; at++) {
+        cuda_reset();
+        assert_int_equal(open_device(&dev, &e), 0);
+        fails_at(cuda, "cuMemAlloc_v2", at, 2);
+        r = dev->ops->load(dev, &model, NULL, &limits, &e);
+        dev->ops->close(dev);
+        if (r == 0) break;
+        expect(r, -ENOMEM, "CUDA: ", &e);
+        for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
+            if (strstr(e.text, buffers[i])) seen[i] = true;
+    }
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
+        if (!seen[i]) fail_msg("no error named %s", buffers[i]);
+    cuda_reset();
+    assert_int_equal(open_device(&dev, &e), 0);
+    fails_at(cuda, "cuMemHostAlloc", 2, 2);
+    expect(dev->ops->load(dev, &model, NULL, &limits, &e), -ENOMEM, "pinned memory", &e);
+    dev->ops->close(dev);
+}
+
+/* ---- every call fails ---- */
+
+/* What may fail without anybody's knowing, as nothing depends on it. */
+static bool is_ignored(const char *name) {
+    static const char *const ignored[] = {"cuDeviceGetName", "cuGetErrorName", "cuGetErrorString",
+                                          "cuGraphDestroy",  "cuMemFree_v2",   "cuMemFreeHost"};
+
+    for (size_t i = 0; i < sizeof(ignored) / sizeof(ignored[0]); i++)
+        if (!strcmp(name, ignored[i])) return true;
+    return false;
+}
+
+enum stage { OPEN, LOAD, WORK, CLOSE };
+
+/* Open, load, two steps (the second replays what the first recorded), a look; where it failed. */
+static enum stage go(struct weights *w, struct device **out_dev, int *out_r, struct err *e) {
+    *out_r = open_device(out_dev, e);
+    if (*out_r < 0) return OPEN;
+    *out_r = (*out_dev)->ops->load(*out_dev, &model, w, &limits, e);
+    if (*out_r < 0) return LOAD;
+    *out_r = step(*out_dev, 2, e);
+    if (*out_r == 0) *out_r = step(*out_dev, 2, e);
+    if (*out_r == 0) *out_r = look(*out_dev, e);
+    return *out_r < 0 ? WORK : CLOSE;
+}
+
+static void check_call_fails(uint32_t at, int code) {
+    struct device *dev = NULL;
+    struct err e = {""};
+    enum stage where;
+    int r;
+
+    cuda_reset();
+    fails_at(cuda, "*", at, code);
+    where = go(NULL, &dev, &r, &e);
+    if (where == CLOSE && *cuda->failed && !is_ignored(cuda->failed))
+        fail_msg("call %u, %s: %d went unnoticed", at, cuda->failed, code);
+    if (where != CLOSE) check_text(&e);
+    if (where == OPEN) {
+        assert_null(dev);
+        assert_true(r == -ENODEV || r == -ENOMEM || r == -EINVAL || r == -EIO);
+    }
+    if (where == OPEN || where == LOAD)
+        assert_int_equal(r == -ENOMEM, code == CUDA_ERROR_OUT_OF_MEMORY);
+    /* At work there is no error that one goes on after. */
+    if (where == WORK) {
+        if (r != -EIO) fail_msg("call %u, %s: %d gave %d", at, cuda->failed, code, r);
+        check_lost(dev);
+    }
+    if (dev) dev->ops->close(dev);
+    if (cuda->n_after && !is_ignored(cuda->failed))
+        fail_msg("call %u, %s: %d: %u calls after it", at, cuda->failed, code, cuda->n_after);
+    if (cuda->n_live || cuda->n_wrong)
+        fail_msg("call %u, %s: %d: %u things left; %s", at, cuda->failed, code, cuda->n_live,
+                 cuda->wrong);
+}
+
+static void test_every_call(void **state) {
+    /* Memory, an address, a launch, anything, a machine without that GPU, no such thing. */
+    static const int codes[] = {2, 700, 719, 999, 100, 500};
+    struct device *dev;
+    uint32_t n_calls;
+    struct err e;
+    int r;
+
+    (void)state;
+    assert_int_equal(go(NULL, &dev, &r, &e), CLOSE);
+    assert_true(cuda->n_launches > 30 && cuda->n_graphs == 2);
+    dev->ops->close(dev);
+    n_calls = cuda->n_calls;
+    print_message("%u calls, each fails in %zu ways\n", n_calls, sizeof(codes) / sizeof(codes[0]));
+    assert_true(n_calls > 300);
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
+        for (uint32_t at = 1; at <= n_calls; at++) check_call_fails(at, codes[i]);
+}
+
+/* The same of the compiler, whose calls come from several threads, so that what is the n-th is
+ * chance. */
+static void test_every_call_of_nvrtc(void **state) {
+    uint32_t n_refused = 0;
+
+    (void)state;
+    for (uint32_t at = 1; at < 300; at++) {
+        struct device *dev;
+        struct err e;
+        int r;
+
+        nvrtc_reset();
+        fails_at(nvrtc, "*", at, 11);
+        r = open_device(&dev, &e);
+        if (r < 0) {
+            check_text(&e);
+            assert_true(r == -EINVAL || r == -ENOMEM || r == -ENODEV);
+            n_refused++;
+        } else {
+            dev->ops->close(dev);
+        }
+        assert_int_equal(cuda->n_live, 0);
+        assert_int_equal(nvrtc->n_live, 0);
+    }
+    assert_true(n_refused > 50); /* a log that is not had does no harm */
+}
+
+/* A model from files: what is copied is theirs, and a failure between two tensors is one. */
+static void test_weights(void **state) {
+    const char *const names[] = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernelEx", "cuStreamSynchronize",
+                                 "cuMemsetD8Async"};
+    struct weights *w = NULL;
+    struct device *dev;
+    struct model m;
+    struct err e;
+    int r;
+
+    (void)state;
+    assert_int_equal(model_read(MODEL, &m, &e), 0);
+    assert_int_equal(weights_open(MODEL, false, &w, &e), 0);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        for (uint32_t at = 1;; at = at < 3 ? at + 1 : 4 * at) {
+            cuda_reset();
+            assert_int_equal(open_device(&dev, &e), 0);
+            fails_at(cuda, names[i], at, 700);
+            e.text[0] = '\0';
+            r = dev->ops->load(dev, &m, w, &limits, &e);
+            dev->ops->close(dev);
+            assert_int_equal(cuda->n_live, 0);
+            assert_int_equal(cuda->n_after, 0);
+            if (!*cuda->failed) break;
+            expect(r, -EIO, "CUDA_ERROR_ILLEGAL_ADDRESS", &e);
+        }
+    assert_int_equal(r, 0);
+    m.vocab += 16;
+    cuda_reset();
+    assert_int_equal(open_device(&dev, &e), 0);
+    expect(dev->ops->load(dev, &m, w, &limits, &e), -ENOTSUP, "model.embed_tokens.weight", &e);
+    assert_int_equal(cuda->n_bytes_most, 0);
+    dev->ops->close(dev);
+    weights_close(w);
+}
+
+/* Memory of the host. */
+static void test_every_allocation(void **state) {
+    uint32_t n_refused = 0, n_stub = 0;
+    struct device *dev;
+    struct err e;
+    int r;
+
+    (void)state;
+    for (uint32_t at = 1;; at++) {
+        enum stage where;
+
+        cuda_reset();
+        atomic_store(&n_allocations, 0);
+        atomic_store(&fail_allocation, at);
+        where = go(NULL, &dev, &r, &e);
+        atomic_store(&fail_allocation, 0);
+        if (dev) dev->ops->close(dev);
+        assert_int_equal(cuda->n_live, 0);
+        assert_int_equal(nvrtc->n_live, 0);
+        if (where == CLOSE) {
+            n_stub++;
+            if (atomic_load(&n_allocations) < at) break;
+            continue;
+        }
+        expect(r, -ENOMEM, "", &e);
+        n_refused++;
+    }
+    /* None is taken by a step. */
+    assert_true(n_refused > 30);
+    print_message("%u allocations, of which %u may fail\n", n_refused + n_stub - 1, n_stub - 1);
+    assert_int_equal(n_stub, 1);
+}
+
+/* ---- at work ---- */
+
+static void test_graphs(void **state) {
+    uint32_t n_calls, n_launches;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    cuda->n_launches = 0;
+    assert_int_equal(step(dev, 1, &e), 0);
+    n_launches = cuda->n_launches;
+    assert_true(n_launches > 10 && cuda->n_graphs == 1);
+    n_calls = cuda->n_calls;
+    assert_int_equal(step(dev, 1, &e), 0);
+    assert_true(cuda->n_graphs == 2 && cuda->n_launches == 2 * n_launches);
+    /* Wait, enter, upload, clear, enter, launch, results, enter, wait: nothing is recorded anew. */
+    assert_true(cuda->n_calls - n_calls < 12);
+    dev->ops->close(dev);
+}
+
+static struct device *other_dev;
+static int other_r;
+static struct err other_e;
+
+static void *other_thread(void *arg) {
+    (void)arg;
+    other_r = step(other_dev, 3, &other_e);
+    return NULL;
+}
+
+/* Opened by one thread, stepped by another: the driver wants to be told. */
+static void test_threads(void **state) {
+    pthread_t thread;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&other_dev, &e), 0);
+    assert_int_equal(other_dev->ops->load(other_dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(pthread_create(&thread, NULL, other_thread, NULL), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    if (other_r < 0) fail_msg("%s", other_e.text);
+    other_dev->ops->close(other_dev);
+}
+
+/* A kernel that takes long holds up who waits for it, and nothing else is made of it. */
+static void test_hang(void **state) {
+    struct timespec from, to;
+    struct device *dev;
+    struct err e;
+    double took;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(step(dev, 1, &e), 0);
+    cuda_reset();
+    (void)snprintf(cuda->hang.name, sizeof(cuda->hang.name), "cuStreamSynchronize");
+    cuda->hang.at = 2; /* the first waits for the step before */
+    cuda->hang.value = 300;
+    (void)clock_gettime(CLOCK_MONOTONIC, &from);
+    assert_int_equal(step(dev, 1, &e), 0);
+    (void)clock_gettime(CLOCK_MONOTONIC, &to);
+    took = (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) * 1e-9;
+    assert_true(took > 0.29);
+    assert_int_equal(step(dev, 1, &e), 0);
+    dev->ops->close(dev);
+}
+
+/* What is asked for and never waited for is given back, too. */
+static void test_closed_early(void **state) {
+    const struct device_batch b = step_of(1);
+    const struct schedule s = schedule_canonical();
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(dev->ops->upload(dev, &b, &e), 0);
+    assert_int_equal(dev->ops->embed(dev, &e), 0);
+    assert_int_equal(dev->ops->attn_in(dev, 0, &s, &e), 0);
+    dev->ops->close(dev);
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_lacks),
+        CASE(test_no_compiler),
+        CASE(test_refused),
+        CASE(test_not_compiled),
+        CASE(test_names),
+        CASE(test_memory),
+        CASE(test_memory_taken),
+        CASE(test_every_call),
+        CASE(test_every_call_of_nvrtc),
+        CASE(test_weights),
+        CASE(test_every_allocation),
+        CASE(test_graphs),
+        CASE(test_threads),
+        CASE(test_hang),
+        CASE(test_closed_early),
+    };
+    ssize_t n = readlink("/proc/self/exe", stub_folder, sizeof(stub_folder) - 16);
+
+    if (n <= 0 || !strrchr(stub_folder, '/')) return 1;
+    (void)strcpy(strrchr(stub_folder, '/'), "/stub_cuda");
+    (void)unsetenv("STUB_CUDA");
+    (void)unsetenv("STUB_NVRTC");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#endif
