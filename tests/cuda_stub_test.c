@@ -19,7 +19,6 @@
 #include "runtime/device.h"
 #include "runtime/device_cuda.h"
 #include "runtime/err.h"
-#include "runtime/forward.h"
 #include "runtime/kernels.h"
 #include "runtime/library.h"
 #include "runtime/weights.h"
@@ -40,20 +39,13 @@ int main(void) {
 
 #include "runtime/cuda_impl.h"
 #include "runtime/libnvrtc.h"
+#include "tests/cuda_small.h"
 #include "tests/stub_cuda/stub.h"
 
 #define MODEL "tests/data/verse-4m"
 
 enum {
     PATH_BYTES = 512,
-    N_SEQS = 4,
-    N_SEQ_PAGES = 2,
-    N_PAGES = 8,
-    N_WANTS = 8,
-    N_LOGIT_ROWS = 2,
-    N_POSITIONS = 128,
-    VOCAB = 304,
-    N_LAYERS = 2,
     RESERVE = 256 << 20, /* docs/cuda.md: left to the driver */
 };
 
@@ -84,24 +76,6 @@ void *__wrap_calloc(size_t n, size_t n_bytes) {
 }
 
 /* ---- a device over the stubs ---- */
-
-static const struct model model = {.n_layers = N_LAYERS,
-                                   .hidden = 128,
-                                   .intermediate = 256,
-                                   .n_heads = 4,
-                                   .n_kv_heads = 2,
-                                   .head_dim = 64,
-                                   .vocab = VOCAB,
-                                   .rms_eps = 1e-5f,
-                                   .rope_theta = 1e4};
-
-static const struct device_limits limits = {.n_rows = 16,
-                                            .n_seqs = N_SEQS,
-                                            .n_pages = N_PAGES,
-                                            .n_seq_pages = N_SEQ_PAGES,
-                                            .n_wants = N_WANTS,
-                                            .n_logit_rows = N_LOGIT_ROWS,
-                                            .n_positions = N_POSITIONS};
 
 static void *stub_load(const char *folder, const char *file) {
     char path[PATH_BYTES + STUB_NAME_BYTES];
@@ -168,80 +142,12 @@ static void expect(int r, int want, const char *part, const struct err *e) {
     check_text(e);
 }
 
-/* ---- a step ---- */
-
-static struct device_row rows[16];
-static struct device_want wants[N_WANTS];
-static uint32_t pages[N_SEQS * N_SEQ_PAGES];
-static struct device_result results[N_WANTS];
-static uint8_t flagged[16];
-
-/* Two sequences, the second of n_more rows; the last rows of both are wanted, the first twice, so
- * that the head has two turns. */
-static struct device_batch step_of(uint32_t n_more) {
-    struct device_batch b = {.n_rows = 3 + n_more,
-                             .rows = rows,
-                             .n_seqs = 2,
-                             .pages = pages,
-                             .n_wants = 3,
-                             .wants = wants};
-
-    for (uint32_t i = 0; i < b.n_rows; i++)
-        rows[i] = (struct device_row){i % VOCAB, i < 3 ? i : i - 3, i >= 3};
-    for (uint32_t i = 0; i < 2 * N_SEQ_PAGES; i++) pages[i] = i;
-    for (uint32_t i = 0; i < b.n_wants; i++)
-        wants[i] = (struct device_want){
-            .row = i == 2 ? b.n_rows - 1 : 2, .target = DEVICE_NO_TOKEN, .params = {.top_p = 1.0f}};
-    return b;
-}
-
-static int step(struct device *dev, uint32_t n_more, struct err *e) {
-    const struct device_batch b = step_of(n_more);
-    const struct schedule s = schedule_canonical();
-
-    return forward_run(dev, N_LAYERS, N_LOGIT_ROWS, &b, &s, results, flagged, e);
-}
-
-/* What tests look with. */
-static int look(struct device *dev, struct err *e) {
-    static uint16_t row[1024], k[64], v[64];
-    int r = dev->ops->poison(dev, 1, 0x7fc0, e);
-
-    if (r == 0) r = dev->ops->read(dev, DEVICE_X, 1, row, e);
-    if (r == 0) r = dev->ops->write(dev, DEVICE_X, 1, row, e);
-    if (r == 0) r = dev->ops->read_kv(dev, 1, 1, 3, 1, k, v, e);
-    return r;
-}
-
-/* Every operation says that the device is lost, in words, and the driver hears nothing of it. */
+/* Every operation says that the device is lost, and the driver hears nothing of it. */
 static void check_lost(struct device *dev) {
-    const struct device_batch b = step_of(1);
-    const struct schedule s = schedule_canonical();
     const uint32_t n_calls = cuda->n_calls;
-    static uint16_t row[1024], k[64], v[64];
-    struct err e;
+    const char *not_lost = small_not_lost(dev);
 
-#define LOST(call)                                \
-    do {                                          \
-        e.text[0] = '\0';                         \
-        expect(call, -EIO, "device is lost", &e); \
-    } while (0)
-    LOST(dev->ops->upload(dev, &b, &e));
-    LOST(dev->ops->embed(dev, &e));
-    LOST(dev->ops->attn_in(dev, 0, &s, &e));
-    LOST(dev->ops->attend(dev, 0, &s, &e));
-    LOST(dev->ops->attn_out(dev, 0, &s, &e));
-    LOST(dev->ops->mlp_in(dev, 0, &s, &e));
-    LOST(dev->ops->mlp_out(dev, 0, &s, &e));
-    LOST(dev->ops->head(dev, 0, 1, &s, &e));
-    LOST(dev->ops->sample(dev, 0, 1, &e));
-    LOST(dev->ops->copy(dev, results, flagged, &e));
-    LOST(dev->ops->wait(dev, &e));
-    LOST(dev->ops->read(dev, DEVICE_LOGITS, 0, row, &e));
-    LOST(dev->ops->write(dev, DEVICE_X, 0, row, &e));
-    LOST(dev->ops->read_kv(dev, 0, 0, 0, 0, k, v, &e));
-    LOST(dev->ops->poison(dev, 0, 0, &e));
-#undef LOST
+    if (not_lost) fail_msg("after the device is lost: %s", not_lost);
     assert_int_equal(cuda->n_calls, n_calls);
 }
 
@@ -472,7 +378,7 @@ static void test_memory(void **state) {
 
     (void)state;
     assert_int_equal(open_device(&dev, &e), 0);
-    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
     dev->ops->memory(dev, &n_weights, &n_kv, &n_work);
     n_needed = n_weights + n_kv + n_work + RESERVE;
     assert_int_equal(cuda->n_bytes, n_needed - RESERVE); /* what it says is what it takes */
@@ -483,12 +389,12 @@ static void test_memory(void **state) {
     cuda_reset();
     cuda->free_bytes = n_needed;
     assert_int_equal(open_device(&dev, &e), 0);
-    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
     dev->ops->close(dev);
     cuda_reset();
     cuda->free_bytes = n_needed - 1;
     assert_int_equal(open_device(&dev, &e), 0);
-    expect(dev->ops->load(dev, &model, NULL, &limits, &e), -ENOMEM, "1 MiB short", &e);
+    expect(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), -ENOMEM, "1 MiB short", &e);
     assert_non_null(strstr(e.text, "most goes to work (attention's parts)"));
     assert_int_equal(cuda->n_bytes_most, 0);
     dev->ops->close(dev);
@@ -511,7 +417,7 @@ static void test_memory_taken(void **state) {
         cuda_reset();
         assert_int_equal(open_device(&dev, &e), 0);
         fails_at(cuda, "cuMemAlloc_v2", at, 2);
-        r = dev->ops->load(dev, &model, NULL, &limits, &e);
+        r = dev->ops->load(dev, &small_model, NULL, &small_limits, &e);
         dev->ops->close(dev);
         if (r == 0) break;
         expect(r, -ENOMEM, "CUDA: ", &e);
@@ -523,7 +429,8 @@ static void test_memory_taken(void **state) {
     cuda_reset();
     assert_int_equal(open_device(&dev, &e), 0);
     fails_at(cuda, "cuMemHostAlloc", 2, 2);
-    expect(dev->ops->load(dev, &model, NULL, &limits, &e), -ENOMEM, "pinned memory", &e);
+    expect(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), -ENOMEM, "pinned memory",
+           &e);
     dev->ops->close(dev);
 }
 
@@ -545,11 +452,11 @@ enum stage { OPEN, LOAD, WORK, CLOSE };
 static enum stage go(struct weights *w, struct device **out_dev, int *out_r, struct err *e) {
     *out_r = open_device(out_dev, e);
     if (*out_r < 0) return OPEN;
-    *out_r = (*out_dev)->ops->load(*out_dev, &model, w, &limits, e);
+    *out_r = (*out_dev)->ops->load(*out_dev, &small_model, w, &small_limits, e);
     if (*out_r < 0) return LOAD;
-    *out_r = step(*out_dev, 2, e);
-    if (*out_r == 0) *out_r = step(*out_dev, 2, e);
-    if (*out_r == 0) *out_r = look(*out_dev, e);
+    *out_r = small_step(*out_dev, 2, e);
+    if (*out_r == 0) *out_r = small_step(*out_dev, 2, e);
+    if (*out_r == 0) *out_r = small_look(*out_dev, e);
     return *out_r < 0 ? WORK : CLOSE;
 }
 
@@ -649,7 +556,7 @@ static void test_weights(void **state) {
             assert_int_equal(open_device(&dev, &e), 0);
             fails_at(cuda, names[i], at, 700);
             e.text[0] = '\0';
-            r = dev->ops->load(dev, &m, w, &limits, &e);
+            r = dev->ops->load(dev, &m, w, &small_limits, &e);
             dev->ops->close(dev);
             assert_int_equal(cuda->n_live, 0);
             assert_int_equal(cuda->n_after, 0);
@@ -660,7 +567,8 @@ static void test_weights(void **state) {
     m.vocab += 16;
     cuda_reset();
     assert_int_equal(open_device(&dev, &e), 0);
-    expect(dev->ops->load(dev, &m, w, &limits, &e), -ENOTSUP, "model.embed_tokens.weight", &e);
+    expect(dev->ops->load(dev, &m, w, &small_limits, &e), -ENOTSUP, "model.embed_tokens.weight",
+           &e);
     assert_int_equal(cuda->n_bytes_most, 0);
     dev->ops->close(dev);
     weights_close(w);
@@ -708,13 +616,13 @@ static void test_graphs(void **state) {
 
     (void)state;
     assert_int_equal(open_device(&dev, &e), 0);
-    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
     cuda->n_launches = 0;
-    assert_int_equal(step(dev, 1, &e), 0);
+    assert_int_equal(small_step(dev, 1, &e), 0);
     n_launches = cuda->n_launches;
     assert_true(n_launches > 10 && cuda->n_graphs == 1);
     n_calls = cuda->n_calls;
-    assert_int_equal(step(dev, 1, &e), 0);
+    assert_int_equal(small_step(dev, 1, &e), 0);
     assert_true(cuda->n_graphs == 2 && cuda->n_launches == 2 * n_launches);
     /* Wait, enter, upload, clear, enter, launch, results, enter, wait: nothing is recorded anew. */
     assert_true(cuda->n_calls - n_calls < 12);
@@ -727,7 +635,7 @@ static struct err other_e;
 
 static void *other_thread(void *arg) {
     (void)arg;
-    other_r = step(other_dev, 3, &other_e);
+    other_r = small_step(other_dev, 3, &other_e);
     return NULL;
 }
 
@@ -738,11 +646,36 @@ static void test_threads(void **state) {
 
     (void)state;
     assert_int_equal(open_device(&other_dev, &e), 0);
-    assert_int_equal(other_dev->ops->load(other_dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(other_dev->ops->load(other_dev, &small_model, NULL, &small_limits, &e), 0);
     assert_int_equal(pthread_create(&thread, NULL, other_thread, NULL), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
     if (other_r < 0) fail_msg("%s", other_e.text);
     other_dev->ops->close(other_dev);
+}
+
+/* What is loaded again takes the place of what was, after work too; and want of memory is then no
+ * loss. */
+static void test_load_again(void **state) {
+    struct device *dev;
+    uint64_t n_bytes;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    n_bytes = cuda->n_bytes;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(small_step(dev, 1, &e), 0);
+        assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+        assert_int_equal(cuda->n_bytes, n_bytes);
+    }
+    assert_int_equal(small_step(dev, 1, &e), 0);
+    cuda_reset();
+    fails_at(cuda, "cuMemAlloc_v2", 3, 2);
+    expect(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), -ENOMEM, "CUDA: ", &e);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    assert_int_equal(small_step(dev, 1, &e), 0);
+    dev->ops->close(dev);
 }
 
 /* A kernel that takes long holds up who waits for it, and nothing else is made of it. */
@@ -754,31 +687,31 @@ static void test_hang(void **state) {
 
     (void)state;
     assert_int_equal(open_device(&dev, &e), 0);
-    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
-    assert_int_equal(step(dev, 1, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    assert_int_equal(small_step(dev, 1, &e), 0);
     cuda_reset();
     (void)snprintf(cuda->hang.name, sizeof(cuda->hang.name), "cuStreamSynchronize");
     cuda->hang.at = 2; /* the first waits for the step before */
     cuda->hang.value = 300;
     (void)clock_gettime(CLOCK_MONOTONIC, &from);
-    assert_int_equal(step(dev, 1, &e), 0);
+    assert_int_equal(small_step(dev, 1, &e), 0);
     (void)clock_gettime(CLOCK_MONOTONIC, &to);
     took = (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) * 1e-9;
     assert_true(took > 0.29);
-    assert_int_equal(step(dev, 1, &e), 0);
+    assert_int_equal(small_step(dev, 1, &e), 0);
     dev->ops->close(dev);
 }
 
 /* What is asked for and never waited for is given back, too. */
 static void test_closed_early(void **state) {
-    const struct device_batch b = step_of(1);
+    const struct device_batch b = small_batch(1);
     const struct schedule s = schedule_canonical();
     struct device *dev;
     struct err e;
 
     (void)state;
     assert_int_equal(open_device(&dev, &e), 0);
-    assert_int_equal(dev->ops->load(dev, &model, NULL, &limits, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
     assert_int_equal(dev->ops->upload(dev, &b, &e), 0);
     assert_int_equal(dev->ops->embed(dev, &e), 0);
     assert_int_equal(dev->ops->attn_in(dev, 0, &s, &e), 0);
@@ -803,6 +736,7 @@ int main(void) {
         CASE(test_every_allocation),
         CASE(test_graphs),
         CASE(test_threads),
+        CASE(test_load_again),
         CASE(test_hang),
         CASE(test_closed_early),
     };
