@@ -76,10 +76,10 @@ struct cuda_device {
     struct device_cuda_options options;
     struct cuda_driver *driver;
     struct cuda_gemm *gemm;
-    struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */
     struct cuda_entries entries;
 
     struct model model; /* from here on: of `load`, zero before it */
+    struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */
     struct device_limits limits;
     struct cuda_memory memory;
     uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */

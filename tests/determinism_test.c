@@ -1,9 +1,11 @@
-/* The promise itself, on the twin and a real model: against the solo run on a fresh engine, one
- * factor at a time in full, then random combinations.  A digest is ids, logprob bits and finish.
+/* The promise itself, on a real model: against the twin's solo run on a fresh engine, one factor at
+ * a time in full, then random combinations.  A digest is ids, logprob bits and finish.
  *
+ *   LLM42_DEVICE=cuda            on the GPU, against the twin's solo run
  *   DETERMINISM_COMBINATIONS=n   random combinations (300)
  *   DETERMINISM_BRIEF=1          a small subset of all, for slow builds */
 #include "tests/harness.h"
+#include "tests/test_device.h"
 
 #include <time.h>
 
@@ -31,7 +33,7 @@ struct prompt {
 struct setting {
     struct engine_options options;
     uint32_t n_threads;
-    bool portable;
+    bool portable, on_twin;
     uint32_t n_neighbours;
     bool cancels, throttle, injects;
     uint32_t every, phase, token; /* of injected wrong tokens */
@@ -76,12 +78,11 @@ static uint32_t go_wrong(void *context, const struct device_want *w, uint32_t po
 }
 
 static struct device *open_device(struct setting *s) {
-    struct device_cpu_options o = {.n_threads = s->n_threads, .portable = s->portable};
     struct device_fault_rules rules = {.wrong = s->injects ? go_wrong : NULL, .context = s};
-    struct device *dev = NULL;
+    struct device *dev = s->on_twin ? test_twin_open(s->n_threads, s->portable)
+                                    : test_device_open(s->n_threads, s->portable);
     struct err e;
 
-    if (device_cpu_open(&o, &dev, &e) < 0) fail_msg("%s", e.text);
     if (s->injects && device_fault_open(dev, &rules, &dev, &e) < 0) fail_msg("%s", e.text);
     return dev;
 }
@@ -190,6 +191,7 @@ static int set_up(void **state) {
     for (uint32_t which = 0; which < N_SUBJECTS; which++) {
         struct setting s = plain_setting();
 
+        s.on_twin = true;
         want[which] = run(&s, which);
         assert_false(want[which].failed);
         assert_true(want[which].n_ids > 10); /* or it would show nothing */
