@@ -77,7 +77,7 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 	    install -m 644 $(BUILD)/$$unit $(DESTDIR)$(PREFIX)/lib/systemd/system/ || exit 1; done
 	$(Q)install -m 644 systemd/llm42d.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/llm42d.conf
 	$(Q)install -m 644 systemd/llm42d.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/llm42d.conf
-	$(Q)install -m 644 systemd/llm42d.conf $(DESTDIR)$(PREFIX)/lib/llm42/llm42d.conf
+	$(Q)install -m 644 systemd/llm42d.conf systemd/llm42d-cuda.conf $(DESTDIR)$(PREFIX)/lib/llm42/
 	$(Q)install -m 644 systemd/llm42ctl.bash-completion \
 	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/llm42ctl
 	$(Q)for page in $(notdir $(pages:.scd=)); do \
@@ -86,7 +86,7 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 uninstall:            ## what install placed, configuration aside
 	$(Q)[ ! -d $(DESTDIR)$(PREFIX) ] || cd $(DESTDIR)$(PREFIX) && rm -f sbin/llm42d bin/llm42ctl bin/llm42-bench lib/libllm42.a \
 	    include/llm42.h include/llm42_wire.h $(addprefix lib/systemd/system/,$(notdir $(wildcard systemd/*.service systemd/*.socket))) \
-	    lib/sysusers.d/llm42d.conf lib/tmpfiles.d/llm42d.conf lib/llm42/llm42d.conf share/bash-completion/completions/llm42ctl \
+	    lib/sysusers.d/llm42d.conf lib/tmpfiles.d/llm42d.conf lib/llm42/llm42d.conf lib/llm42/llm42d-cuda.conf share/bash-completion/completions/llm42ctl \
 	    $(foreach page,$(notdir $(pages:.scd=)),share/man/man$(subst .,,$(suffix $(page)))/$(page))
 
 clean:                ## remove what was built
