@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/err.h"
 
@@ -12,6 +11,7 @@ struct device_fault {
     struct device *inner;
     struct device_fault_rules rules;
     uint64_t n_steps;
+    bool lost;  /* by rules.before */
     bool tuned; /* the last head ran on another than the canonical schedule */
 
     /* The step's wants and positions, to know what a result stands for. */
@@ -40,6 +40,8 @@ static int load(struct device *dev, const struct model *m, struct weights *w,
 
     if (f->rules.no_memory) return err_set(e, -ENOMEM, "weights: injected: no memory");
 
+    free(f->wants);
+    free(f->positions);
     f->wants = calloc(limits->n_wants, sizeof(f->wants[0]));
     f->positions = calloc(limits->n_wants, sizeof(f->positions[0]));
     if (!f->wants || !f->positions) return err_set(e, -ENOMEM, "fault wrapper");
@@ -50,12 +52,8 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
     struct device_fault *f = self(dev);
 
     f->n_steps++;
-    if (f->rules.hang_at_step == f->n_steps) {
-        struct timespec t = {f->rules.hang_ms / 1000, f->rules.hang_ms % 1000 * 1000000l};
-
-        (void)nanosleep(&t, NULL);
-    }
-    if (f->rules.lost_at_step && f->n_steps >= f->rules.lost_at_step)
+    if (!f->lost && f->rules.before) f->lost = f->rules.before(f->rules.context);
+    if (f->lost || (f->rules.lost_at_step && f->n_steps >= f->rules.lost_at_step))
         return err_set(e, -EIO, "injected: the device is lost");
 
     f->n_wants = batch->n_wants;

@@ -18,11 +18,12 @@ struct device_fault_rules {
                       uint32_t token);
     /* Whether this row, of any step, left the range of the arithmetic; NULL: as it is. */
     bool (*numeric)(void *context, const struct device_want *want, uint32_t position);
+    /* Before each step, in the thread that takes it: may be long about it, and true loses the device.
+     * NULL: nothing. */
+    bool (*before)(void *context);
     void *context;
     uint64_t lost_at_step; /* that upload and all after it fail with -EIO; 0: never */
-    uint64_t hang_at_step; /* that upload sleeps for hang_ms first; 0: never */
-    uint32_t hang_ms;
-    bool no_memory; /* load fails with -ENOMEM */
+    bool no_memory;        /* load fails with -ENOMEM */
 };
 
 /* 0 and *out_dev; on -ENOMEM `inner` is closed. */
