@@ -162,7 +162,8 @@ void bench_report_columns(const struct bench_report *r, const struct bench_colum
 void bench_report_row(const struct bench_report *r, const struct bench_column *columns, uint32_t n,
                       const double *cells, const char *fmt, ...) {
     char of[TEXT_BYTES], whole[2 * TEXT_BYTES];
-    double worst = 0, target = 0;
+    struct bench_target target = {0, false};
+    double worst = 0;
     va_list args;
 
     va_start(args, fmt);
@@ -171,6 +172,7 @@ void bench_report_row(const struct bench_report *r, const struct bench_column *c
     if (!r->json) printf("  %-*s", ROW_COLUMNS, of);
     for (uint32_t i = 0; i < n; i++) {
         const struct bench_column *c = &columns[i];
+        double part;
 
         if (r->json && cells[i] >= 0) {
             snprintf(whole, sizeof(whole), "%s, %s", of, c->name);
@@ -181,10 +183,13 @@ void bench_report_row(const struct bench_report *r, const struct bench_column *c
             printf(" %9s", "-");
         }
         if (c->target.value <= 0 || cells[i] < 0) continue;
-        if (target <= 0 || cells[i] / c->target.value < worst) worst = cells[i] / c->target.value;
-        target = c->target.value;
+        part = cells[i] / c->target.value;
+        if (target.value <= 0 || (c->target.most ? part > worst : part < worst)) worst = part;
+        target = c->target;
     }
-    if (!r->json && target > 0) printf("   %.2f of the target, %g", worst, target);
+    if (!r->json && target.value > 0)
+        printf("   %.2f of %s %g", worst, target.most ? "the most allowed," : "the target,",
+               target.value);
     if (!r->json) fputc('\n', stdout);
     fflush(stdout);
 }

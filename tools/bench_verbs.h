@@ -10,9 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "runtime/model.h"
 #include "tools/bench_report.h"
 
-enum { BENCH_SETS_MAX = 32, BENCH_RUNS = 3 };
+enum { BENCH_SETS_MAX = 32, BENCH_RUNS = 3, BENCH_ROWS_MAX = 16 };
 
 struct bench_options {
     struct bench_report report;
@@ -32,13 +33,28 @@ struct bench_options {
     uint32_t n_pings;
     uint32_t n_sets;
     const char *sets[BENCH_SETS_MAX]; /* SECTION.KEY=VALUE for the daemon started */
+
+    /* Of the GPU. */
+    const char *geometry; /* a name, or a folder with a config.json */
+    const char *peer;     /* program that measures the same with other libraries */
+    const char *cache;    /* folder of compiled kernels, or NULL */
+    const char *only;     /* families of kernels, commas between, or NULL: all */
+    const char *plot;     /* SVG file of a roofline, or NULL */
+    uint32_t context;     /* keys of a sequence */
+    uint32_t n_rows;      /* 0: the verb's own counts */
+    uint32_t rows[BENCH_ROWS_MAX];
 };
 
-int bench_twin(const struct bench_options *o);   /* bench_twin.c: products, attention, sampling */
-int bench_stage(const struct bench_options *o);  /* bench_stage.c: where a step's time goes */
-int bench_engine(const struct bench_options *o); /* bench_engine.c: tokens a second, in process */
-int bench_serve(const struct bench_options *o);  /* bench_serve.c: latencies over the socket */
-int bench_start(const struct bench_options *o);  /* bench_start.c: readiness and memory */
+int bench_twin(const struct bench_options *o);    /* bench_twin.c: products, attention, sampling */
+int bench_stage(const struct bench_options *o);   /* bench_stage.c: where a step's time goes */
+int bench_engine(const struct bench_options *o);  /* bench_engine.c: tokens a second, in process */
+int bench_serve(const struct bench_options *o);   /* bench_serve.c: latencies over the socket */
+int bench_start(const struct bench_options *o);   /* bench_start.c: readiness and memory */
+int bench_kernels(const struct bench_options *o); /* bench_kernels.c: of the GPU, beside a peer */
+int bench_step(const struct bench_options *o);    /* bench_step.c: whole steps of the GPU */
+
+/* 0; or what model_read gives, or -ENOENT: no such name. */
+int bench_geometry(const char *name, struct model *out_model, struct err *e);
 
 /* As asked for, or one a processor. */
 uint32_t bench_threads(const struct bench_options *o);

@@ -1,4 +1,4 @@
-/* llm42-bench - figures of this machine: of the twin, the engine, and a daemon. */
+/* llm42-bench - figures of this machine: of the twin, the engine, a daemon, and the GPU. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,13 @@
 
 #include "tools/bench_client.h"
 
-enum { THREADS_MAX = 256, PINGS_MAX = 1000000, TOKENS_MAX = 1 << 20 };
+enum {
+    THREADS_MAX = 256,
+    PINGS_MAX = 1000000,
+    TOKENS_MAX = 1 << 20,
+    STEP_ROWS_MAX = 8192,
+    CONTEXT_MAX = 131072,
+};
 
 static const char usage[] =
     "usage: llm42-bench [VERB] [OPTION...]\n"
@@ -18,6 +24,9 @@ static const char usage[] =
     "  engine   tokens a second of an engine in this process\n"
     "  serve    a load upon a running daemon: throughput and latencies\n"
     "  start    starts a daemon of its own: time to READY=1, memory, PING; stops it\n"
+    "  kernels  of the GPU, each on the canonical and the tuned schedule: beside a peer, and\n"
+    "           beside what bounds it\n"
+    "  step     whole steps of the GPU and their stages, weights made up from --seed\n"
     "\n"
     "  --json                     an object a line: conditions, notes, figures\n"
     "  --model DIR                twin, engine, start (tests/data/verse-4m)\n"
@@ -34,10 +43,19 @@ static const char usage[] =
     "  --trace FILE               serve: CSV of lengths, one row drawn for each request; columns\n"
     "                             prompt,output or ContextTokens,GeneratedTokens or\n"
     "                             num_prefill_tokens,num_decode_tokens\n"
-    "  --seed S                   of arrivals, lengths and draws (1)\n"
+    "  --seed S                   of arrivals, lengths and draws; of made-up weights (1)\n"
     "  --pings N                  serve, start: round trips (2000)\n"
     "  --daemon PATH              start: the program (beside this one)\n"
     "  --set SECTION.KEY=VALUE    start: a setting of it, up to 32 times\n"
+    "  --geometry NAME            kernels, step: llama-3.1-8b, smollm2-135m, or a folder with a\n"
+    "                             config.json (llama-3.1-8b)\n"
+    "  --rows N,N,..              kernels, step: rows of a step, up to 16 counts, 1 to 8192\n"
+    "  --only F,F,..              kernels: of gemm, attention, norm (all)\n"
+    "  --context N                step: keys of a sequence, 1 to 131072 (1024)\n"
+    "  --peer PROGRAM             kernels, step: measures the same by other libraries, or none\n"
+    "                             (tools/bench_peer.py, which wants torch)\n"
+    "  --plot FILE                kernels: a roofline as SVG, by gnuplot; or its script, FILE.gp\n"
+    "  --cache DIR                kernels, step: of compiled kernels (none)\n"
     "  --version, --help\n"
     "\n"
     "Every figure says what it is of, its unit and, where there is one, its target.  Times are\n"
@@ -63,6 +81,13 @@ enum flag {
     PINGS,
     DAEMON,
     SET,
+    GEOMETRY,
+    ROWS,
+    ONLY,
+    CONTEXT,
+    PEER,
+    PLOT,
+    CACHE,
 };
 
 static const struct option options[] = {
@@ -84,6 +109,13 @@ static const struct option options[] = {
     {"pings", required_argument, NULL, PINGS},
     {"daemon", required_argument, NULL, DAEMON},
     {"set", required_argument, NULL, SET},
+    {"geometry", required_argument, NULL, GEOMETRY},
+    {"rows", required_argument, NULL, ROWS},
+    {"only", required_argument, NULL, ONLY},
+    {"context", required_argument, NULL, CONTEXT},
+    {"peer", required_argument, NULL, PEER},
+    {"plot", required_argument, NULL, PLOT},
+    {"cache", required_argument, NULL, CACHE},
     {NULL, 0, NULL, 0},
 };
 
@@ -119,6 +151,26 @@ uint32_t bench_threads(const struct bench_options *o) {
     return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : (uint32_t)n;
 }
 
+/* Counts of rows, commas between. */
+static int take_rows(struct bench_options *o, const char *text) {
+    char list[256], *rest = list, *count;
+
+    snprintf(list, sizeof(list), "%s", text);
+    o->n_rows = 0;
+    while ((count = strsep(&rest, ","))) {
+        uint64_t n = 0;
+        int r = number("rows", count, 1, STEP_ROWS_MAX, &n);
+
+        if (r != BENCH_OK) return r;
+        if (o->n_rows == BENCH_ROWS_MAX) {
+            bench_say("--rows: %d counts at most", BENCH_ROWS_MAX);
+            return BENCH_USAGE;
+        }
+        o->rows[o->n_rows++] = (uint32_t)n;
+    }
+    return BENCH_OK;
+}
+
 /* Options with a number. */
 static int take_number(struct bench_options *o, int flag, const char *name, const char *text) {
     uint64_t n = 0;
@@ -142,6 +194,9 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
     case PINGS:
         if ((r = number(name, text, 1, PINGS_MAX, &n)) == BENCH_OK) o->n_pings = (uint32_t)n;
         break;
+    case CONTEXT:
+        if ((r = number(name, text, 1, CONTEXT_MAX, &n)) == BENCH_OK) o->context = (uint32_t)n;
+        break;
     case SEED:
         return number(name, text, 0, UINT64_MAX / 8, &o->seed);
     case RATE:
@@ -154,6 +209,30 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
         return BENCH_USAGE;
     }
     return r;
+}
+
+static int take_gpu(struct bench_options *o, int flag, const char *name, const char *text) {
+    switch (flag) {
+    case GEOMETRY:
+        o->geometry = text;
+        return BENCH_OK;
+    case ROWS:
+        return take_rows(o, text);
+    case ONLY:
+        o->only = text;
+        return BENCH_OK;
+    case PEER:
+        o->peer = text;
+        return BENCH_OK;
+    case PLOT:
+        o->plot = text;
+        return BENCH_OK;
+    case CACHE:
+        o->cache = text;
+        return BENCH_OK;
+    default:
+        return take_number(o, flag, name, text);
+    }
 }
 
 static int take(struct bench_options *o, int flag, const char *name, const char *text) {
@@ -184,7 +263,7 @@ static int take(struct bench_options *o, int flag, const char *name, const char 
         o->sets[o->n_sets++] = text;
         return BENCH_OK;
     default:
-        return take_number(o, flag, name, text);
+        return take_gpu(o, flag, name, text);
     }
 }
 
@@ -202,16 +281,18 @@ static int run(const char *verb, const struct bench_options *o) {
     static const struct {
         const char *verb;
         int (*run)(const struct bench_options *o);
+        bool unasked; /* where no verb is given */
     } parts[] = {
-        {"twin", bench_twin},   {"twin", bench_stage},  {"engine", bench_engine},
-        {"serve", bench_serve}, {"start", bench_start},
+        {"twin", bench_twin, true},     {"twin", bench_stage, true},
+        {"engine", bench_engine, true}, {"serve", bench_serve, false},
+        {"start", bench_start, false},  {"kernels", bench_kernels, false},
+        {"step", bench_step, false},
     };
     const bool all = verb[0] == '\0';
     int r = BENCH_USAGE;
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        const bool ours = all ? parts[i].run != bench_serve && parts[i].run != bench_start
-                              : strcmp(parts[i].verb, verb) == 0;
+        const bool ours = all ? parts[i].unasked : strcmp(parts[i].verb, verb) == 0;
 
         if (!ours) continue;
         if (r == BENCH_USAGE)
@@ -234,7 +315,10 @@ int main(int argc, char **argv) {
                               .max_tokens = 64,
                               .share = 0.5,
                               .seed = 1,
-                              .n_pings = 2000};
+                              .n_pings = 2000,
+                              .geometry = "llama-3.1-8b",
+                              .peer = "tools/bench_peer.py",
+                              .context = 1024};
     const char *verb = "";
     int flag, index = 0, r;
 
