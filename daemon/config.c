@@ -47,7 +47,7 @@ static const struct key keys[] = {
     {"engine", "max_queue", NUMBER, AT(max_queue), 0, 1023, "256", {0}},
     {"engine", "context", NUMBER, AT(context), 0, 1 << 20, "0", {0}},
     {"engine", "kv_tokens", NUMBER, AT(kv_tokens), 0, 1 << 30, "0", {0}},
-    {"engine", "step_tokens", NUMBER, AT(step_tokens), 1, PLAN_STEP_TOKENS_MAX, "256", {0}},
+    {"engine", "step_tokens", NUMBER, AT(step_tokens), 0, PLAN_STEP_TOKENS_MAX, "0", {0}},
     {"engine", "fixed_shape", BOOL, AT(fixed_shape), 0, 1, "no", {0}},
     {"server", "socket", PATH, AT(socket), 1, CONFIG_PATH_BYTES_MAX, "/run/llm42/llm42d.sock", {0}},
     {"server",

@@ -45,9 +45,9 @@ struct config {
     uint32_t policy; /* enum plan_policy */
     uint32_t window, group;
     uint32_t max_requests, max_queue;
-    uint32_t context;   /* 0: the model's */
-    uint32_t kv_tokens; /* 0: as the engine chooses */
-    uint32_t step_tokens;
+    uint32_t context;     /* 0: the model's */
+    uint32_t kv_tokens;   /* 0: as the engine chooses */
+    uint32_t step_tokens; /* 0: as fits the device */
     bool fixed_shape;
     /* [server] */
     char *socket, *admin_socket;

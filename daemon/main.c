@@ -45,7 +45,10 @@ enum {
     LOADING_EXTENDS_MAX = 120, /* ..so often at most: a load that hangs must not last for ever */
     FDS_SPARE = 64,            /* descriptors beside those of connections */
     THREADS_MAX = 256,
-    CPU_PROBES = 1, /* of the self-test on the CPU device: some hundredths of a second */
+    CPU_STEP_TOKENS = 256,
+    CUDA_STEP_TOKENS = 1024,
+    CUDA_LOGIT_ROWS = 256, /* the head's weights are read once for as many */
+    CPU_PROBES = 1,        /* of the self-test on the CPU device: some hundredths of a second */
 };
 
 struct options {
@@ -291,11 +294,16 @@ static int engine_start(const struct config *c, struct engine **out_engine, stru
                                .kv_tokens = c->kv_tokens,
                                .step_tokens = c->step_tokens,
                                .fixed_shape = c->fixed_shape};
+    const bool is_cuda = c->device == CONFIG_DEVICE_CUDA;
     struct device *dev;
     int r = device_start(c, &dev, e);
 
     if (r < 0) return r;
-    if (c->device == CONFIG_DEVICE_CUDA) o.twin_threads = threads_of(c);
+    if (o.step_tokens == 0) o.step_tokens = is_cuda ? CUDA_STEP_TOKENS : CPU_STEP_TOKENS;
+    if (is_cuda) {
+        o.twin_threads = threads_of(c);
+        o.logit_rows = CUDA_LOGIT_ROWS;
+    }
     return engine_open(&o, dev, out_engine, e);
 }
 

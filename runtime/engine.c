@@ -22,7 +22,7 @@
 
 enum {
     EVENTS = 2048,     /* of the ring; the engine waits when it is full */
-    LOGIT_ROWS = 32,   /* of one head: bounds the largest buffer */
+    LOGIT_ROWS = 32,   /* by default */
     KV_TOKENS = 16384, /* by default */
     SELF_TEST_TOKENS = 9,
 };
@@ -47,6 +47,8 @@ static int check_options(const struct engine_options *o, struct err *e) {
         return err_set(e, -EINVAL, "max_queue %u: 0 to %d", o->max_queue, 16 * ENGINE_REQUESTS_MAX);
     if (o->step_tokens < 1 || o->step_tokens > PLAN_STEP_TOKENS_MAX)
         return err_set(e, -EINVAL, "step_tokens %u: 1 to %d", o->step_tokens, PLAN_STEP_TOKENS_MAX);
+    if (o->logit_rows > DEVICE_ROWS_MAX)
+        return err_set(e, -EINVAL, "logit_rows %u: 0 to %d", o->logit_rows, DEVICE_ROWS_MAX);
     if ((unsigned)o->policy > PLAN_AUTO) return err_set(e, -EINVAL, "no such policy");
     if (o->window * o->group + o->max_requests > DEVICE_ROWS_MAX - PLAN_PREFILL_MIN)
         return err_set(e, -EINVAL, "window x group + max_requests: at most %d rows",
@@ -125,7 +127,7 @@ static int load(struct engine *g, struct err *e) {
         return err_set(e, -EINVAL, "fixed_shape: group x window exceeds the context of %u",
                        g->context);
     g->rows_max = plan_rows_max(&g->plan, o->max_requests);
-    g->n_logit_rows = LOGIT_ROWS;
+    g->n_logit_rows = o->logit_rows ? o->logit_rows : LOGIT_ROWS;
     limits = (struct device_limits){
         .n_rows = g->rows_max,
         .n_seqs = o->max_requests + 1,

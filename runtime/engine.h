@@ -48,6 +48,7 @@ struct engine_options {
     uint32_t kv_tokens;    /* positions of KV cache; 0: 16384, or one context if that is more */
     uint32_t step_tokens;  /* rows of a step; prefill takes what decode and verify leave */
     bool fixed_shape;      /* verify passes padded to group x window, as in the paper */
+    uint32_t logit_rows;   /* wanted rows of one head, bounds the largest buffer; 0: 32 */
     uint32_t twin_threads; /* of a twin that the device is compared with at open; 0: none */
     bool poison;           /* freed KV pages are filled with NaN patterns (tests) */
 };

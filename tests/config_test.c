@@ -63,7 +63,7 @@ static const struct {
      "f:6: engine.max_requests=-1: must be a number from 1 to 1024\n"
      "f:7: engine.context=1x: must be a number from 0 to 1048576\n"
      "f:8: engine.kv_tokens=0x10: must be a number from 0 to 1073741824\n"
-     "f:9: engine.step_tokens=: must be a number from 1 to 2048\n"
+     "f:9: engine.step_tokens=: must be a number from 0 to 2048\n"
      "f:10: engine.max_queue=99999999999999999999: must be a number from 0 to 1023\n"
      "f:11: engine.threads=257: must be a number from 0 to 256\n"},
     {"words", MODEL "[engine]\npolicy=fast\ndevice=gpu\nportable=maybe\n[log]\nlevel=loud\n",
@@ -135,7 +135,7 @@ static void test_values(void **state) {
     assert_int_equal(c.group, 8);
     assert_int_equal(c.max_requests, 64);
     assert_int_equal(c.max_queue, 256);
-    assert_int_equal(c.step_tokens, 256);
+    assert_int_equal(c.step_tokens, 0);
     assert_int_equal(c.policy, 0);
     assert_int_equal(c.socket_mode, 0660);
     assert_false(c.payload);
