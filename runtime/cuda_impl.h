@@ -78,7 +78,7 @@ struct cuda_device {
     struct cuda_gemm *gemm;
     struct cuda_entries entries;
 
-    struct model model; /* from here on: of `load`, zero before it */
+    struct model model;     /* from here on: of `load`, zero before it */
     struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */
     struct device_limits limits;
     struct cuda_memory memory;
