@@ -20,6 +20,12 @@ if [ "${1:-}" != --inside ]; then
         > "$dir/security" 2>&1 || { tail -1 "$dir/security"; echo "FAIL: exposure"; exit 1; }
     tail -1 "$dir/security"
     mkdir "$dir/bound"
+    make -s BUILD="$build" "$build/tests/llm42d-fault" || exit 1
+    cp "$build/tests/llm42d-fault" "$dir/bound"
+    if "$build/llm42d" --version | grep -q 'devices:.*cuda'; then
+        make -s BUILD="$build" "$build/tests/cuda_stub_test" || exit 1
+        cp -r "$build/tests/stub_cuda" "$dir/bound"
+    fi
     cp -r "$build/llm42d" systemd tests/service.py tests/data/verse-4m tests/systemd_test.sh \
         tests/systemd-sandbox "$dir/bound"
     cd "$dir/bound" && ./systemd-sandbox ./systemd_test.sh --inside
@@ -97,6 +103,61 @@ systemctl start llm42d.service 2> /dev/null
 sleep 3
 is "exit code of bad settings" 6 "$(show ExecMainStatus)"
 is "not tried again" "failed 0" "$(systemctl is-active llm42d.service) $(show NRestarts)"
+
+# A device that hangs or is lost: killed by the watchdog or ended with 81, and started again.
+printf '[engine]\nthreads=1\n[server]\ndrain_timeout=2s\n' > /etc/llm42/llm42d.conf
+drop=/etc/systemd/system/llm42d.service.d
+mkdir -p "$drop"
+printf '[Service]\nWatchdogSec=1\nRestartSec=1\nEnvironment=LLM42_FAULT=/var/lib/llm42/fault\n' > "$drop/fault.conf"
+install -m 755 llm42d-fault /usr/sbin/llm42d
+again() { # what is written, wanted result and code
+    systemctl daemon-reload
+    systemctl reset-failed llm42d.service 2> /dev/null
+    systemctl start llm42d.service
+    ask 5 > /dev/null
+    pid=$(show MainPID)
+    echo "$1" > /var/lib/llm42/fault
+    chmod a+r /var/lib/llm42/fault
+    ask 100 > answer 2>&1 &
+    asker=$!
+    until_true eval '[ "$(show MainPID)" != "$pid" ]'
+    is "$1: how it ended" "$2" "$(show Result) $(show ExecMainStatus)"
+    is "$1: a request afterwards" "length 5" "$(ask 5)"
+    is "$1: started again by systemd" 1 "$(show NRestarts)"
+    wait "$asker"
+}
+again "hang 60000" "watchdog 6"
+is "a request that hung has no answer" failed "$(cut -c1-6 answer)"
+again lost "exit-code 81"
+is "a request of the lost" "error 15" "$(cut -c1-8 answer)"
+systemctl stop llm42d.socket llm42d-admin.socket llm42d.service
+rm "$drop/fault.conf"
+
+# The unit for a GPU, with a driver that computes nothing: compiled kernels are kept, the self-test
+# refuses, and nothing tries again; without a driver it is tried again.
+install -m 755 llm42d /usr/sbin/llm42d
+printf '[engine]\nthreads=1\ndevice=cuda\n' > /etc/llm42/llm42d.conf
+install -m 644 systemd/llm42d-cuda.conf "$drop/cuda.conf"
+if [ -d stub_cuda ]; then
+    cp -r stub_cuda /usr/lib/llm42/stub
+    printf '[Service]\nRestartSec=500ms\nEnvironment=LD_LIBRARY_PATH=/usr/lib/llm42/stub\n' > "$drop/stub.conf"
+    systemctl daemon-reload
+    systemctl reset-failed llm42d.service 2> /dev/null
+    systemctl start llm42d.service 2> /dev/null
+    sleep 1.5
+    is "exit code of other bits" 82 "$(show ExecMainStatus)"
+    is "not tried again either" "failed 0" "$(systemctl is-active llm42d.service) $(show NRestarts)"
+    is "kernels are kept" yes "$([ "$(find /var/cache/private/llm42 -name '*.cubin' | wc -l)" -gt 10 ] && echo yes)"
+    is "for the daemon alone" 700 "$(stat -c %a /var/cache/private/llm42)"
+    printf '[Service]\nRestartSec=500ms\nEnvironment=LD_LIBRARY_PATH=/usr/lib/llm42/stub STUB_CUDA=devices=0\n' > "$drop/stub.conf"
+    systemctl daemon-reload
+    systemctl reset-failed llm42d.service 2> /dev/null
+    systemctl start llm42d.service 2> /dev/null
+    until_true eval '[ "$(show NRestarts) $(show ExecMainStatus)" = "1 80" ]'
+    is "exit code of no GPU" 80 "$(show ExecMainStatus)"
+    is "tried again" yes "$([ "$(show NRestarts)" -ge 1 ] && echo yes)"
+    systemctl stop llm42d.service
+fi
 
 [ "$failed" -eq 0 ] || journalctl -q --no-pager -u llm42d.service | tail -30
 echo "$passed passed, $failed failed"
