@@ -16,11 +16,6 @@
 
 struct err;
 
-/* What bounds a kernel on this card, read off it: the rate of a read-only stream in bytes, and of
- * large matrix products on random data in operations, both a microsecond. */
-#define BENCH_GPU_READ 4.55e6
-#define BENCH_GPU_FLOP 790e6
-
 enum {
     BENCH_GPU_COLD_BYTES = 300 << 20, /* five times L2 */
     BENCH_GPU_WARM_NS = 10000000,     /* replays for nothing: clocks as under load */

@@ -21,6 +21,7 @@ int bench_kernels(const struct bench_options *o) {
 #include <string.h>
 
 #include "runtime/err.h"
+#include "tools/bench_bound.h"
 #include "tools/bench_peer.h"
 
 enum { ROUNDS = 3, TEXT_BYTES = 96, N_COLUMNS = 6 };
@@ -53,21 +54,6 @@ bool bench_kernels_same(struct bench_kernels *k, const char *what, const void *g
     return false;
 }
 
-/* A peer that cannot is passed over; one that breaks the protocol ends the run. */
-static double ask(struct bench_kernels *k, const char *request) {
-    struct err e = {""};
-    double us;
-    int r = bench_peer_ask(k->peer, request, &us, &e);
-
-    if (r == 0) return us;
-    if (r == -ENOTSUP) {
-        bench_report_note(k->report, "%s", e.text);
-        return BENCH_NO_CELL;
-    }
-    bench_gpu_must(r, &e);
-    return BENCH_NO_CELL;
-}
-
 /* In turn; a graph that is not there, or a peer, has no time. */
 static void race(struct bench_kernels *k, const struct bench_graph *graphs[2], const char *request,
                  double out_us[3]) {
@@ -77,7 +63,7 @@ static void race(struct bench_kernels *k, const struct bench_graph *graphs[2], c
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < 2; i++)
             us[i][round] = graphs[i]->exec ? bench_gpu_time(&k->gpu, graphs[i]) : BENCH_NO_CELL;
-        us[2][round] = asked ? ask(k, request) : BENCH_NO_CELL;
+        us[2][round] = asked ? bench_peer_us(k->report, k->peer, request) : BENCH_NO_CELL;
         if (us[2][round] < 0) asked = false;
     }
     for (int i = 0; i < 3; i++) out_us[i] = bench_quantile(us[i], ROUNDS, 0.5);
@@ -110,7 +96,7 @@ void bench_kernels_section(const struct bench_kernels *k, const char *title) {
 
 double bench_kernels_line(struct bench_kernels *k, struct bench_line *line, const char *fmt, ...) {
     const struct bench_graph *graphs[] = {&line->graph, &line->tuned};
-    const double read_us = line->bytes / BENCH_GPU_READ, flop_us = line->flop / BENCH_GPU_FLOP;
+    const double read_us = line->bytes / BENCH_BOUND_READ, flop_us = line->flop / BENCH_BOUND_FLOP;
     struct bench_column row[N_COLUMNS];
     double us[3], bound = read_us > flop_us ? read_us : flop_us;
     char of[TEXT_BYTES];
@@ -166,20 +152,6 @@ static int check_only(const char *only) {
     return BENCH_OK;
 }
 
-static void open_peer(struct bench_kernels *k) {
-    struct err e = {""};
-    int r;
-
-    if (strcmp(k->o->peer, "none") == 0) return;
-    r = bench_peer_open(k->o->peer, &k->peer, &e);
-    if (r == 0) {
-        bench_report_note(k->report, "peer: %s", bench_peer_words(k->peer));
-        return;
-    }
-    if (r != -ENOENT) bench_gpu_must(r, &e);
-    bench_report_note(k->report, "%s: its columns stay empty", e.text);
-}
-
 static int draw(struct bench_kernels *k) {
     char title[TEXT_BYTES];
     struct err e = {""};
@@ -188,7 +160,7 @@ static int draw(struct bench_kernels *k) {
     snprintf(title, sizeof(title), "%s on %.40s, canonical schedule", k->model.name,
              k->gpu.driver->name);
     bench_gpu_must(
-        bench_plot_write(&k->plot, k->o->plot, title, BENCH_GPU_READ, BENCH_GPU_FLOP, &e), &e);
+        bench_plot_write(&k->plot, k->o->plot, title, BENCH_BOUND_READ, BENCH_BOUND_FLOP, &e), &e);
     bench_report_note(k->report, "roofline: %s", k->o->plot);
     return BENCH_OK;
 }
@@ -219,8 +191,8 @@ int bench_kernels(const struct bench_options *o) {
                       d->version / 1000, d->version % 1000 / 10, d->n_units);
     bench_report_note(k->report,
                       "bound: the larger of bytes at %.2f TB/s and operations at %.0f TFLOP/s",
-                      BENCH_GPU_READ / 1e6, BENCH_GPU_FLOP / 1e6);
-    open_peer(k);
+                      BENCH_BOUND_READ / 1e6, BENCH_BOUND_FLOP / 1e6);
+    k->peer = bench_peer_for(k->o);
     for (int i = 0; i < N_FAMILIES; i++) {
         if (!wanted(o->only, families[i].name)) continue;
         families[i].run(k);

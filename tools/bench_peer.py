@@ -14,6 +14,7 @@ asked for; each answer is the median of replays, in microseconds a call.
     prompt CONTEXT HEADS KV_HEADS DIM                 causal attention of a whole prompt
     step ROWS CONTEXT LAYERS HIDDEN INTER HEADS KV_HEADS DIM VOCAB   a decode step's products,
                                       norms and attention, no rotation, no sampling
+    intake ROWS LAYERS HIDDEN INTER HEADS KV_HEADS DIM    the same of a prompt, without the head
 """
 import sys
 import time
@@ -115,29 +116,53 @@ def prompt(context, heads, kv_heads, dim):
     return run, 1
 
 
-def step(rows, context, layers, hidden, inter, heads, kv_heads, dim, vocab):
-    width, kv_width = heads * dim, kv_heads * dim
-    shapes = [(width + 2 * kv_width, hidden), (hidden, width), (2 * inter, hidden), (hidden, inter)]
-    weights = [[normal(n, k, scale=k**-0.5) for n, k in shapes] for _ in range(layers)]
-    kv = keys(rows, kv_heads, context, dim, layers)
-    head, ones = normal(vocab, hidden, scale=hidden**-0.5), normal(hidden)
-    first = normal(rows, hidden)
+class Layers:
+    """The products and norms of a model's layers; attention is the caller's."""
 
-    def run():
-        x = first
-        for (a, b, c, d), (k, v) in zip(weights, kv):
-            q = F.linear(F.rms_norm(x, (hidden,), ones, 1e-5), a)[:, :width]
-            q = q.reshape(rows, kv_heads, heads // kv_heads, dim)
-            y = F.scaled_dot_product_attention(q, k, v).reshape(rows, width)
-            x = x + F.linear(y, b)
-            gate, up = F.linear(F.rms_norm(x, (hidden,), ones, 1e-5), c).chunk(2, 1)
+    def __init__(self, rows, layers, hidden, inter, heads, kv_heads, dim):
+        self.width, self.hidden = heads * dim, hidden
+        shapes = [(self.width + 2 * kv_heads * dim, hidden), (hidden, self.width),
+                  (2 * inter, hidden), (hidden, inter)]
+        self.weights = [[normal(n, k, scale=k**-0.5) for n, k in shapes] for _ in range(layers)]
+        self.ones, self.x = normal(hidden), normal(rows, hidden)
+
+    def norm(self, x):
+        return F.rms_norm(x, (self.hidden,), self.ones, 1e-5)
+
+    def run(self, attend):
+        x = self.x
+        for i, (a, b, c, d) in enumerate(self.weights):
+            x = x + F.linear(attend(i, F.linear(self.norm(x), a)), b)
+            gate, up = F.linear(self.norm(x), c).chunk(2, 1)
             x = x + F.linear(F.silu(gate) * up, d)
-        F.linear(F.rms_norm(x, (hidden,), ones, 1e-5), head)
-
-    return run, 1
+        return self.norm(x)
 
 
-KINDS = {f.__name__: f for f in (gemm, layer, norm, copy, decode, prompt, step)}
+def step(rows, context, layers, hidden, inter, heads, kv_heads, dim, vocab):
+    model = Layers(rows, layers, hidden, inter, heads, kv_heads, dim)
+    kv, head = keys(rows, kv_heads, context, dim, layers), normal(vocab, hidden, scale=hidden**-0.5)
+
+    def attend(i, qkv):
+        q = qkv[:, :model.width].reshape(rows, kv_heads, heads // kv_heads, dim)
+        return F.scaled_dot_product_attention(q, *kv[i]).reshape(rows, model.width)
+
+    return lambda: F.linear(model.run(attend), head), 1
+
+
+def intake(rows, layers, hidden, inter, heads, kv_heads, dim):
+    model = Layers(rows, layers, hidden, inter, heads, kv_heads, dim)
+
+    def attend(_, qkv):
+        q, k, v = qkv.split([model.width, kv_heads * dim, kv_heads * dim], 1)
+        q, k, v = (t.view(1, rows, -1, dim).transpose(1, 2) for t in (q, k, v))
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return y.transpose(1, 2).reshape(rows, model.width)
+
+    return lambda: model.run(attend), 1
+
+
+KINDS = {f.__name__: f for f in (gemm, layer, norm, copy, decode, prompt, step, intake)}
 
 
 def build(line):

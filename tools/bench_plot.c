@@ -55,8 +55,9 @@ static void write_script(FILE *f, const struct bench_plot *plot, const char *pat
     write_quoted(f, path);
     fputs("\nset title ", f);
     write_quoted(f, title);
-    fputs(" noenhanced\nset logscale xy\nset grid\nset key left top\n"
-          "set xlabel 'operations a byte'\nset ylabel 'TFLOP/s'\nset xrange [0.1:20000]\n",
+    fputs(" noenhanced\nset logscale xy\nset grid\nset key right bottom\n"
+          "set xlabel 'operations a byte'\nset ylabel 'TFLOP/s'\nset xrange [0.1:20000]\nset "
+          "samples 2000\n",
           f);
     for (uint32_t i = 0; i < plot->n; i++) {
         if (!is_first(plot, i)) continue;

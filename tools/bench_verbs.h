@@ -15,6 +15,8 @@
 
 enum { BENCH_SETS_MAX = 32, BENCH_RUNS = 3, BENCH_ROWS_MAX = 16 };
 
+struct bench_peer;
+
 struct bench_options {
     struct bench_report report;
     const char *model;    /* folder */
@@ -55,6 +57,12 @@ int bench_step(const struct bench_options *o);    /* bench_step.c: whole steps o
 
 /* 0; or what model_read gives, or -ENOENT: no such name. */
 int bench_geometry(const char *name, struct model *out_model, struct err *e);
+
+/* The peer asked for, or NULL with a line that says why there is none; one that does not keep to
+ * its protocol ends the program. */
+struct bench_peer *bench_peer_for(const struct bench_options *o);
+/* Its time, or BENCH_NO_CELL: no peer, no request, or it cannot, which a line tells. */
+double bench_peer_us(const struct bench_report *r, struct bench_peer *p, const char *request);
 
 /* As asked for, or one a processor. */
 uint32_t bench_threads(const struct bench_options *o);
