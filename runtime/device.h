@@ -94,6 +94,7 @@ struct device {
 
 struct device_ops {
     const char *name; /* cpu, cuda */
+    bool queues;      /* operations run beside their caller, until `wait` */
     void (*close)(struct device *dev);
 
     /* Takes all memory and the weights, each tensor of the model read once (others may be there);

@@ -346,6 +346,7 @@ static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *ou
 
 static const struct device_ops ops = {
     .name = "cuda",
+    .queues = true,
     .close = close_device,
     .load = load,
     .upload = upload,

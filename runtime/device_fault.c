@@ -8,6 +8,7 @@
 
 struct device_fault {
     struct device base;
+    struct device_ops ops; /* those below, queueing as the inner device does */
     struct device *inner;
     struct device_fault_rules rules;
     uint64_t n_steps;
@@ -192,7 +193,9 @@ int device_fault_open(struct device *inner, const struct device_fault_rules *rul
         inner->ops->close(inner);
         return err_set(e, -ENOMEM, "fault wrapper");
     }
-    f->base.ops = &fault_ops;
+    f->ops = fault_ops;
+    f->ops.queues = inner->ops->queues;
+    f->base.ops = &f->ops;
     f->inner = inner;
     f->rules = *rules;
     *out_dev = &f->base;

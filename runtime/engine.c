@@ -171,7 +171,7 @@ static int take_lanes(struct engine *g, struct err *e) {
         struct lane *lane = &g->lanes[i];
 
         lane->pages = calloc(g->n_seq_pages, sizeof(lane->pages[0]));
-        lane->records = calloc(g->records_max, sizeof(lane->records[0]));
+        lane->records = calloc(2 * (size_t)g->records_max, sizeof(lane->records[0]));
         lane->out = malloc(g->out_max);
         lane->digest = sha256_open();
         if (!lane->pages || !lane->records || !lane->out || !lane->digest)

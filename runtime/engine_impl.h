@@ -45,9 +45,12 @@ struct lane {
     uint32_t n_pages;
     uint32_t age; /* steps since it was served */
 
-    /* Committed and not yet given to the loop.  While any is, the sequence is in no step. */
-    struct record *records; /* [records_max] */
+    /* Committed and not yet given to the loop.  Those of one step may wait while the next runs;
+     * where the loop takes no more, the sequence is in no step until all is out. */
+    struct record *records; /* [2 records_max] */
     uint32_t n_records, next_record;
+    bool stalled; /* something could not go out when it was time */
+    bool closing; /* the last record ends the output: nothing more is computed */
     struct stop_text text;
     uint8_t *out; /* text on its way, [out_max] */
     uint32_t n_out, next_out;
@@ -69,7 +72,8 @@ struct engine {
     struct token *token;
     struct template template;
     struct kv *kv;
-    uint32_t context, n_seq_pages, records_max, out_max, n_logit_rows, rows_max;
+    uint32_t context, n_seq_pages, out_max, n_logit_rows, rows_max;
+    uint32_t records_max; /* of one step and lane */
     char *fingerprint_text;
     char *model_path;
 
@@ -133,7 +137,10 @@ void lane_cut(struct engine *g, struct lane *lane, uint8_t finish);
 void lane_fail(struct engine *g, struct lane *lane, int code, const char *why);
 /* The token is a stop for this request: an id alone, whatever the text says. */
 bool lane_stops(const struct engine *g, const struct lane *lane, uint32_t id, uint16_t *out_index);
-/* Runs, and nothing of it waits to go out. */
+/* After a step whose records go out during the next: ends what they end, as far as ids and counts
+ * say.  Where a text could end it, the records go out at once. */
+void lane_decide(struct engine *g, struct lane *lane);
+/* Runs, nothing of it was held up, and there is grant beyond what waits to go out. */
 bool lane_ready(const struct lane *lane);
 /* The last event of a request that never ran. */
 bool lane_refuse(struct engine *g, struct slot *slot, uint8_t finish, int code, const char *why);

@@ -100,6 +100,20 @@ static bool release(struct engine *g) {
     return any;
 }
 
+/* Before a step is planned: those that wait for room or grant, and those that are over, whose lanes
+ * others may have. */
+static bool release_held(struct engine *g) {
+    bool any = false;
+
+    for (uint32_t i = 0; i < g->n_lanes; i++) {
+        struct lane *lane = &g->lanes[i];
+
+        if (lane->slot && (lane->stalled || lane->closing || lane->finish || lane->failed))
+            any = lane_release(g, lane) || any;
+    }
+    return any;
+}
+
 /* The running sequences as planning sees them. */
 static uint32_t survey(struct engine *g) {
     uint32_t n = 0;
@@ -252,6 +266,7 @@ static void settle(struct engine *g, const struct plan *p, const struct device_b
             verified(g, lane, item, &g->results[next]);
         }
         next += n_wants;
+        if (g->dev->ops->queues) lane_decide(g, lane);
     }
 }
 
@@ -286,8 +301,11 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
             if (g->rows[i].position >= load.n_keys) load.n_keys = g->rows[i].position + 1;
         s = schedule_tuned(&g->facts.model, &load);
     }
-    r = forward_run(g->dev, g->facts.model.n_layers, g->n_logit_rows, &b, &s, g->results,
-                    g->flagged, e);
+    r = forward_start(g->dev, g->facts.model.n_layers, g->n_logit_rows, &b, &s, g->results,
+                      g->flagged, e);
+    /* What the step before gave goes out while the device computes this one. */
+    if (r == 0 && g->dev->ops->queues) (void)release(g);
+    if (r == 0) r = g->dev->ops->wait(g->dev, e);
     if (r < 0) return r;
 
     settle(g, p, &b);
@@ -328,18 +346,18 @@ static int step(struct engine *g) {
 
     any = cut_waiting(g, now_us) || any;
     any = cut_lanes(g, now_us) || any;
-    any = release(g) || any;
+    any = release_held(g) || any;
     any = admit(g) || any;
     n = survey(g);
     p = plan_make(&g->plan, g->plan_seqs, n, g->items);
     for (uint32_t i = 0; i < n; i++) g->lanes[g->plan_lanes[i]].age++;
-    if (p.n_items == 0) return any;
+    if (p.n_items == 0) return release(g) || any;
 
     if (run(g, &p, &e) < 0) {
         atomic_store_explicit(&g->dead, true, memory_order_relaxed);
         return die(g, e.text[0] ? e.text : "the device is lost");
     }
-    (void)release(g);
+    if (!g->dev->ops->queues) (void)release(g);
     return 1;
 }
 

@@ -14,8 +14,14 @@ struct device_result;
 struct err;
 struct schedule;
 
-/* Runs the batch through n_layers layers and waits.  out_results: one a want; out_flagged: one a
- * row, 1 where the row left the range of the arithmetic (SPEC 2.7.5). */
+/* Queues the batch, which is copied, through n_layers layers.  out_results: one a want;
+ * out_flagged: one a row, 1 where the row left the range of the arithmetic (SPEC 2.7.5): filled
+ * when the device's `wait` returns 0. */
+int forward_start(struct device *dev, uint32_t n_layers, uint32_t n_logit_rows,
+                  const struct device_batch *batch, const struct schedule *s,
+                  struct device_result *out_results, uint8_t *out_flagged, struct err *e);
+
+/* The same, and waits. */
 int forward_run(struct device *dev, uint32_t n_layers, uint32_t n_logit_rows,
                 const struct device_batch *batch, const struct schedule *s,
                 struct device_result *out_results, uint8_t *out_flagged, struct err *e);

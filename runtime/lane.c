@@ -54,6 +54,7 @@ void lane_start(struct engine *g, struct lane *lane, struct slot *slot) {
     lane->seq = dvr_start(slot->tokens, r->n_prompt, r->max_tokens, r->deterministic);
     lane->age = 0;
     lane->n_records = lane->next_record = 0;
+    lane->stalled = lane->closing = false;
     lane->text = (struct stop_text){.strings = r->stop_strings, .n_strings = r->n_stop_strings};
     lane->n_out = lane->next_out = 0;
     lane->n_events = 0;
@@ -78,6 +79,7 @@ static struct record *push(struct lane *lane, uint32_t position, uint32_t id,
                            const struct device_result *result) {
     struct record *r;
 
+    ASSERT(!lane->closing);
     if (lane->next_record == lane->n_records) lane->next_record = lane->n_records = 0;
     r = &lane->records[lane->n_records++];
     r->position = position;
@@ -105,9 +107,11 @@ void lane_push_prompt(struct lane *lane, uint32_t position, uint32_t id,
 }
 
 bool lane_ready(const struct lane *lane) {
-    return lane->slot && !lane->finish && !lane->failed && lane->next_record == lane->n_records &&
-           lane->next_out == lane->n_out &&
-           atomic_load_explicit(&lane->slot->granted, memory_order_acquire) > lane->n_events;
+    const uint32_t n_waiting = lane->n_records - lane->next_record;
+
+    return lane->slot && !lane->finish && !lane->failed && !lane->stalled && !lane->closing &&
+           atomic_load_explicit(&lane->slot->granted, memory_order_acquire) >
+               lane->n_events + n_waiting;
 }
 
 bool lane_stops(const struct engine *g, const struct lane *lane, uint32_t id, uint16_t *out_index) {
@@ -139,6 +143,7 @@ static void give_pages(struct engine *g, struct lane *lane) {
 
 void lane_finish(struct engine *g, struct lane *lane, uint8_t finish) {
     lane->finish = finish;
+    lane->closing = false;
     lane->next_record = lane->n_records = 0;
     give_pages(g, lane);
 }
@@ -156,6 +161,32 @@ void lane_fail(struct engine *g, struct lane *lane, int code, const char *why) {
     lane->next_record = lane->n_records = 0;
     lane->next_out = lane->n_out = 0;
     give_pages(g, lane);
+}
+
+/* Only the prompt's logprobs were wanted, and all are there. */
+static bool prompt_alone(const struct lane *lane) {
+    return lane->seq.n_limit == lane->seq.n_prompt && dvr_prompt_left(&lane->seq) == 0;
+}
+
+void lane_decide(struct engine *g, struct lane *lane) {
+    const struct engine_request *r = &lane->slot->request;
+    uint32_t n_output = lane->usage.n_output;
+    uint16_t index;
+
+    if (lane->failed) return;
+    if (r->n_stop_strings > 0) {
+        (void)lane_release(g, lane);
+        return;
+    }
+    for (uint32_t i = lane->next_record; i < lane->n_records && !lane->closing; i++) {
+        if (lane->records[i].prompt) continue;
+        if (++n_output < r->max_tokens && !lane_stops(g, lane, lane->records[i].id, &index))
+            continue;
+        lane->n_records = i + 1; /* what follows a stop is nobody's */
+        lane->closing = true;
+    }
+    if (prompt_alone(lane)) lane->closing = true;
+    if (lane->closing) give_pages(g, lane);
 }
 
 /* Text of one more output token, and whether it ends the output. */
@@ -264,12 +295,13 @@ bool lane_release(struct engine *g, struct lane *lane) {
             atomic_load_explicit(&lane->slot->granted, memory_order_acquire) > lane->n_events;
         bool text = lane->next_out < lane->n_out;
 
-        if (!text && lane->next_record == lane->n_records && !lane->finish &&
-            lane->seq.n_limit == lane->seq.n_prompt && dvr_prompt_left(&lane->seq) == 0)
-            lane_finish(g, lane, FINISH_LENGTH); /* only the prompt's logprobs were wanted */
-        if (!text && lane->next_record == lane->n_records)
+        if (!text && lane->next_record == lane->n_records) {
+            lane->stalled = false;
+            if (!lane->finish && !lane->failed && prompt_alone(lane))
+                lane_finish(g, lane, FINISH_LENGTH);
             return (lane->finish || lane->failed) ? end(g, lane, &event) : any;
-        if (!granted) return any;
+        }
+        if (!granted) break;
         if (text) {
             event.kind = ENGINE_TEXT;
             event.n_top = 0;
@@ -282,6 +314,7 @@ bool lane_release(struct engine *g, struct lane *lane) {
         engine_post(g, &event);
         any = true;
     }
+    lane->stalled = lane->next_record < lane->n_records || lane->next_out < lane->n_out;
     return any;
 }
 

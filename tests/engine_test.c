@@ -1248,5 +1248,9 @@ int main(void) {
         cmocka_unit_test(test_prompts_in_turn),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = cmocka_run_group_tests_name("a device that is waited for", tests, NULL, NULL);
+
+    toy_queues = true;
+    return n_failed +
+           cmocka_run_group_tests_name("a device that computes beside us", tests, NULL, NULL);
 }

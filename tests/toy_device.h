@@ -52,6 +52,8 @@ struct toy_device {
     struct toy_row *state;
     struct device_result *results;
     uint64_t n_rows_total;
+    struct device_result *out_results; /* of the step under way */
+    uint8_t *out_flagged;
 };
 
 static inline uint64_t toy_mix(uint64_t h, uint64_t x) {
@@ -220,14 +222,26 @@ static int toy_sample(struct device *dev, uint32_t first, uint32_t n, struct err
     return 0;
 }
 
+/* Nothing is there before `wait`; what was there is spoilt, so that a look too early shows. */
 static int toy_copy(struct device *dev, struct device_result *out_results, uint8_t *out_flagged,
                     struct err *e) {
     struct toy_device *t = (struct toy_device *)dev;
 
     (void)e;
-    memcpy(out_results, t->results, t->n_wants * sizeof(t->results[0]));
+    memset(out_results, 0xff, t->n_wants * sizeof(t->results[0]));
+    memset(out_flagged, 0xff, t->n_rows);
+    t->out_results = out_results;
+    t->out_flagged = out_flagged;
+    return 0;
+}
+
+static int toy_wait(struct device *dev, struct err *e) {
+    struct toy_device *t = (struct toy_device *)dev;
+
+    (void)e;
+    memcpy(t->out_results, t->results, t->n_wants * sizeof(t->results[0]));
     for (uint32_t i = 0; i < t->n_rows; i++)
-        out_flagged[i] = t->hooks.flagged && t->hooks.flagged(t->hooks.context, &t->rows[i]);
+        t->out_flagged[i] = t->hooks.flagged && t->hooks.flagged(t->hooks.context, &t->rows[i]);
     return 0;
 }
 
@@ -264,17 +278,23 @@ static const struct device_ops toy_ops = {
     .head = toy_head,
     .sample = toy_sample,
     .copy = toy_copy,
-    .wait = toy_nothing,
+    .wait = toy_wait,
     .poison = toy_poison,
     .describe = toy_describe,
     .memory = toy_memory,
 };
 
+/* Whether toys claim to compute beside their caller, from the next one opened on. */
+static bool toy_queues;
+
 static inline struct device *toy_open_with(const struct toy_hooks *hooks) {
+    static struct device_ops queueing;
     struct toy_device *t = calloc(1, sizeof(*t));
 
     ASSERT(t);
-    t->base.ops = &toy_ops;
+    queueing = toy_ops;
+    queueing.queues = true;
+    t->base.ops = toy_queues ? &queueing : &toy_ops;
     t->hooks = *hooks;
     return &t->base;
 }
