@@ -27,6 +27,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
 #include "ptx/sm90_kv.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
+#include "runtime/libnccl.h"
 
 _Static_assert(sizeof(struct batch_row) == sizeof(struct device_row), "rows travel as they are");
 _Static_assert(sizeof(struct batch_result) == sizeof(struct device_result) &&
@@ -330,9 +331,13 @@ static void describe(const struct device *dev, char *text, size_t n_bytes) {
     const struct cuda_device *d = (const struct cuda_device *)dev;
     const struct cuda_driver *driver = d->driver;
 
-    snprintf(text, n_bytes, "cuda, %s, driver API %d.%d, %u units, %u kernels", driver->name,
-             driver->version / 1000, driver->version % 1000 / 10, driver->n_units,
-             driver->n_kernels);
+    char nccl[32] = "no NCCL";
+
+    if (d->nccl_version)
+        snprintf(nccl, sizeof(nccl), "NCCL %d.%d.%d", d->nccl_version / 10000,
+                 d->nccl_version / 100 % 100, d->nccl_version % 100);
+    snprintf(text, n_bytes, "cuda, %s, driver API %d.%d, %s", driver->name, driver->version / 1000,
+             driver->version % 1000 / 10, nccl);
 }
 
 static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *out_kv,
@@ -401,11 +406,14 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
                                               .cache_folder = options->cache_folder,
                                               .nvrtc_folder = options->nvrtc_folder};
     struct cuda_device *d = calloc(1, sizeof(*d));
+    struct libnccl nccl;
     int r;
 
     if (!d) return err_set(e, -ENOMEM, "CUDA: %zu bytes", sizeof(*d));
     d->base.ops = &ops;
     d->options = *options;
+    /* Told, and not used yet. */
+    if (libnccl_load(&nccl, NULL) == 0) d->nccl_version = nccl.version;
     r = cuda_driver_open(&asked, &d->driver, e);
     if (r == 0) r = find_entries(d, e);
     if (r == 0) r = cuda_gemm_open(d->driver, &d->gemm, e);
