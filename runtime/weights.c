@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,8 @@ enum {
     SHARD_NAME_BYTES_MAX = 255,
     /* Small enough to be hashed and rounded while it is in the second-level cache. */
     CHUNK_BYTES = 1 << 20,
+    MAKERS_MAX = 64,
+    MAKE_ALONE = 1 << 20, /* values that are not worth a thread */
 };
 
 static const char single_name[] = "model.safetensors";
@@ -439,14 +442,50 @@ bool weights_rule_of(const struct weights *w, const struct weights_tensor *t,
     return true;
 }
 
-/* Words of the generator come four at a time. */
-static void make_up(const struct weights_rule *rule, uint64_t n, uint16_t *out_values) {
+/* Values first .. end - 1 of a made-up tensor; first is a multiple of 4, as words come. */
+struct making {
+    const struct weights_rule *rule;
+    uint64_t first, end;
+    uint16_t *values;
+    pthread_t thread;
+    bool started;
+};
+
+static void *make_some(void *arg) {
+    const struct making *m = arg;
+    const struct weights_rule *rule = m->rule;
     unsigned words[4];
 
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = m->first; i < m->end; i++) {
         if (i % 4 == 0) num_random4(rule->seed + (i >> 32), rule->tensor, (unsigned)i / 4, words);
-        out_values[i] =
+        m->values[i] =
             num_to_bf16(rule->base + rule->scale * ((float)(words[i % 4] >> 8) * 0x1p-23f - 1.0f));
+    }
+    return NULL;
+}
+
+/* Seconds of one processor for a large model: all of them help, where they can. */
+static void make_up(const struct weights_rule *rule, uint64_t n, uint16_t *out_values) {
+    struct making parts[MAKERS_MAX];
+    const long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n_parts = n_processors < 1 ? 1 : (uint32_t)n_processors;
+    uint64_t share;
+
+    if (n_parts > MAKERS_MAX) n_parts = MAKERS_MAX;
+    if (n < MAKE_ALONE) n_parts = 1;
+    share = (n / n_parts + 4) / 4 * 4;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        parts[i] = (struct making){.rule = rule, .values = out_values};
+        parts[i].first = i * share < n ? i * share : n;
+        parts[i].end = (i + 1) * share < n ? (i + 1) * share : n;
+        if (i > 0)
+            parts[i].started = pthread_create(&parts[i].thread, NULL, make_some, &parts[i]) == 0;
+    }
+    for (uint32_t i = 0; i < n_parts; i++) {
+        if (parts[i].started)
+            (void)pthread_join(parts[i].thread, NULL);
+        else
+            (void)make_some(&parts[i]);
     }
 }
 
