@@ -108,18 +108,12 @@ static int launch_all(struct cuda_device *d, struct err *e) {
     return r;
 }
 
-/* Whatever fails within a step, memory for a graph too, is the end of it. */
-static int end(struct cuda_device *d, int r) {
-    d->queue.n_ops = 0;
-    if (r < 0) d->driver->lost = true;
-    return r < 0 ? -EIO : 0;
-}
-
 int cuda_queue_flush(struct cuda_device *d, struct err *e) {
     int r = cuda_driver_work(d->driver, e);
 
     if (r == 0) r = launch_all(d, e);
-    return end(d, r);
+    d->queue.n_ops = 0;
+    return r;
 }
 
 /* The graph of this step, or else the place of the one that was not used for longest. */
@@ -189,7 +183,8 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
     if (r == 0)
         r = cuda_driver_check(driver, driver->cuda.cuGraphLaunch(g->exec, driver->stream), "a step",
                               e);
-    return end(d, r);
+    q->n_ops = 0;
+    return r;
 }
 
 #endif

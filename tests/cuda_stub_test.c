@@ -363,7 +363,8 @@ static void test_names(void **state) {
     assert_true(device_cuda_built());
     assert_int_equal(open_device(&dev, &e), 0);
     dev->ops->describe(dev, text, sizeof(text));
-    assert_non_null(strstr(text, "cuda, stub 0, driver API 13.0, 132 units"));
+    assert_non_null(strstr(text, "cuda, stub 0, "));
+    assert_non_null(strstr(text, "13.0"));
     dev->ops->memory(dev, &n_weights, &n_kv, &n_work);
     assert_true(n_weights == 0 && n_kv == 0 && n_work == 0);
     dev->ops->close(dev);
@@ -382,6 +383,7 @@ static void test_memory(void **state) {
     dev->ops->memory(dev, &n_weights, &n_kv, &n_work);
     n_needed = n_weights + n_kv + n_work + RESERVE;
     assert_int_equal(cuda->n_bytes, n_needed - RESERVE); /* what it says is what it takes */
+    assert_int_equal(cuda->n_unfilled, 0);
     dev->ops->close(dev);
     assert_int_equal(cuda->n_bytes, 0);
 
@@ -609,8 +611,32 @@ static void test_every_allocation(void **state) {
 
 /* ---- at work ---- */
 
+/* Steps of as many rows: one sequence, or one row of each; on a schedule of its own. */
+static void run_graph(struct device *dev, uint32_t n_rows, bool apart, uint32_t split_keys,
+                      bool want_new) {
+    const uint32_t n_graphs = cuda->n_graphs, n_calls = cuda->n_calls;
+    struct device_batch b = small_batch(0);
+    struct schedule s = schedule_canonical();
+    struct err e = {""};
+
+    s.split_keys = split_keys;
+    b.n_rows = n_rows;
+    b.n_seqs = apart ? n_rows : 1;
+    for (uint32_t i = 0; i < n_rows; i++)
+        small_rows[i] = (struct device_row){i, apart ? 0 : i, apart ? i : 0};
+    for (uint32_t i = 0; i < SMALL_SEQS * SMALL_SEQ_PAGES; i++) small_pages[i] = i;
+    small_wants[0].row = 0;
+    b.n_wants = 1;
+    if (forward_run(dev, SMALL_LAYERS, SMALL_LOGIT_ROWS, &b, &s, small_results, small_flagged, &e))
+        fail_msg("%s", e.text);
+    assert_int_equal(cuda->n_graphs, n_graphs + 1);
+    /* Wait, enter, upload, clear, enter, launch, results, enter, wait; recording adds launches. */
+    if ((cuda->n_calls - n_calls > 12) != want_new)
+        fail_msg("%u calls, %s", cuda->n_calls - n_calls, want_new ? "not recorded" : "recorded");
+}
+
 static void test_graphs(void **state) {
-    uint32_t n_calls, n_launches;
+    uint32_t n_launches, n_live;
     struct device *dev;
     struct err e;
 
@@ -618,15 +644,64 @@ static void test_graphs(void **state) {
     assert_int_equal(open_device(&dev, &e), 0);
     assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
     cuda->n_launches = 0;
-    assert_int_equal(small_step(dev, 1, &e), 0);
+    run_graph(dev, 4, false, 512, true);
     n_launches = cuda->n_launches;
-    assert_true(n_launches > 10 && cuda->n_graphs == 1);
-    n_calls = cuda->n_calls;
-    assert_int_equal(small_step(dev, 1, &e), 0);
-    assert_true(cuda->n_graphs == 2 && cuda->n_launches == 2 * n_launches);
-    /* Wait, enter, upload, clear, enter, launch, results, enter, wait: nothing is recorded anew. */
-    assert_true(cuda->n_calls - n_calls < 12);
+    assert_true(n_launches > 10);
+    run_graph(dev, 4, false, 512, false);
+    assert_int_equal(cuda->n_launches, 2 * n_launches);
+    /* Neither the schedule nor how attention goes through the rows is like another. */
+    run_graph(dev, 4, false, 256, true);
+    run_graph(dev, 4, true, 512, true);
+    run_graph(dev, 4, true, 512, false);
+    run_graph(dev, 3, false, 512, false); /* rounded up to as many */
+    run_graph(dev, 4, false, 512, false);
+    /* As many as there is room for; then the one that was not used for longest goes. */
+    n_live = cuda->n_live;
+    for (uint32_t i = 3; i < CUDA_GRAPHS_MAX; i++) run_graph(dev, 4, false, 128 * i + 512, true);
+    assert_int_equal(cuda->n_live, n_live + CUDA_GRAPHS_MAX - 3);
+    run_graph(dev, 4, false, 512, false);
+    for (uint32_t i = 0; i < 3; i++) run_graph(dev, 2, false, 128 * i + 512, true);
+    assert_int_equal(cuda->n_live, n_live + CUDA_GRAPHS_MAX - 3);
+    run_graph(dev, 4, false, 512, false);
+    run_graph(dev, 4, true, 512, true); /* that one went */
     dev->ops->close(dev);
+}
+
+/* What is lost stays so, whoever asks; and another thread may close. */
+static void *close_driver(void *driver) {
+    cuda_driver_close(driver);
+    return NULL;
+}
+
+static void test_driver(void **state) {
+    const struct cuda_driver_options options = {.nvrtc_folder = stub_folder};
+    const struct cuda_launch launch = {.name = "a kernel"};
+    struct cuda_driver *d = NULL;
+    pthread_t thread;
+    CUfunction entry;
+    uint32_t n_calls;
+    struct err e = {""};
+
+    (void)state;
+    assert_int_equal(cuda_driver_open(&options, &d, &e), 0);
+    expect(cuda_driver_entry(d, "no such", "no such", 0, &entry, &e), -EINVAL, "no kernel no such",
+           &e);
+    assert_false(d->lost);
+    expect(cuda_driver_check(d, CUDA_ERROR_OUT_OF_MEMORY, "a thing", &e), -ENOMEM,
+           "CUDA: a thing: ", &e);
+    assert_false(d->lost);
+    expect(cuda_driver_check(d, CUDA_ERROR_LAUNCH_FAILED, "a thing", &e), -EIO,
+           "CUDA: a thing: ", &e);
+    assert_true(d->lost);
+    n_calls = cuda->n_calls;
+    expect(cuda_driver_check(d, CUDA_ERROR_OUT_OF_MEMORY, "a thing", &e), -EIO, "is lost", &e);
+    expect(cuda_driver_enter(d, &e), -EIO, "is lost", &e);
+    expect(cuda_driver_work(d, &e), -EIO, "is lost", &e);
+    expect(cuda_driver_launch(d, &launch, &e), -EIO, "is lost", &e);
+    assert_int_equal(cuda->n_calls, n_calls);
+    assert_int_equal(pthread_create(&thread, NULL, close_driver, d), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    cuda_driver_close(NULL);
 }
 
 static struct device *other_dev;
@@ -735,6 +810,7 @@ int main(void) {
         CASE(test_weights),
         CASE(test_every_allocation),
         CASE(test_graphs),
+        CASE(test_driver),
         CASE(test_threads),
         CASE(test_load_again),
         CASE(test_hang),

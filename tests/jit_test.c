@@ -5,6 +5,7 @@
 #include "runtime/jit.h"
 
 #include <dirent.h>
+#include <elf.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,14 @@ static uint32_t budget_of(const char *name) {
     return budget;
 }
 
+/* The code of the entry that its file is named after. */
+static bool has_entry(const char *cubin, size_t n_bytes, const char *name) {
+    char section[128];
+    int n = snprintf(section, sizeof(section), ".text.%s", name);
+
+    return cubin && memmem(cubin, n_bytes, section, (size_t)n + 1) != NULL;
+}
+
 static void test_kernels(const struct libnvrtc *nvrtc) {
     const struct jit jit = {.nvrtc = nvrtc};
     uint32_t n = 0, n_silent = 0;
@@ -59,9 +68,16 @@ static void test_kernels(const struct libnvrtc *nvrtc) {
         struct jit_result result = {.cubin = NULL};
         struct err e = {""};
 
-        if (!k->is_source) continue;
+        if (!k->is_source) {
+            Elf64_Ehdr head;
+
+            memcpy(&head, k->image, sizeof(head));
+            CHECK(has_entry(k->image, head.e_shoff, k->name));
+            continue;
+        }
         if (jit_compile(&jit, k->name, k->image, &result, &e) < 0) printf("%s\n", e.text);
         CHECK(result.cubin && result.cache == JIT_OFF);
+        CHECK(has_entry(result.cubin, result.n_bytes, k->name));
         printf("%-32s %3u registers, %u entries, %zu bytes\n", k->name, result.report.n_registers,
                result.report.n_entries, result.n_bytes);
         if (result.log && !*result.log && !is_required()) {
@@ -90,6 +106,8 @@ static void test_faults(const struct libnvrtc *nvrtc) {
     struct jit_report report;
     struct err e = {""};
 
+    CHECK(jit_compile(&jit, "broken", "#warning a word\nint f() { return h; }\n", &result, &e) < 0);
+    CHECK(strstr(e.text, "broken does not compile: broken(2): error"));
     CHECK(jit_compile(&jit, "broken", "int g;\nint f() { return h; }\n", &result, &e) < 0);
     CHECK(strstr(e.text, "broken does not compile: broken(2): error") && !result.cubin);
     CHECK(!strchr(e.text, '\n')); /* a line of the log, and not the whole */
@@ -269,8 +287,10 @@ static void test_cache(const struct libnvrtc *nvrtc) {
             again(nvrtc, folder, JIT_FOUND, &first);
         }
     /* What others may write may be another's code. */
-    CHECK(chmod(path, 0666) == 0);
-    again(nvrtc, folder, JIT_STORED, &first);
+    for (mode_t mode = 0602; mode <= 0620; mode += 0016) {
+        CHECK(chmod(path, mode) == 0);
+        again(nvrtc, folder, JIT_STORED, &first);
+    }
     CHECK(rename(path, other) == 0 && symlink(other, path) == 0);
     again(nvrtc, folder, JIT_STORED, &first);
     again(nvrtc, folder, JIT_FOUND, &first);

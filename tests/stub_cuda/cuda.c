@@ -27,6 +27,7 @@ struct thing {
     enum kind kind;
     struct thing *next;
     uint64_t at, n_bytes; /* of memory */
+    bool filled;          /* with 0xff, whole */
     void *host;
     uint32_t n_launches;        /* of a graph */
     int shared_bytes;           /* a kernel may ask for */
@@ -153,6 +154,7 @@ static CUresult take_back(int which, enum kind kind, const void *handle) {
     struct thing *t = find(kind, handle);
 
     if (!t) return wrong("given back and never given out");
+    if (kind != CONTEXT && !current) (void)wrong("given back by a thread without the context");
     if (t == recorded) return wrong("given back while it is recorded");
     forget(t);
     return r;
@@ -299,6 +301,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t n_bytes) {
     t = give(MEMORY);
     t->at = next_at;
     t->n_bytes = n_bytes;
+    stub_cuda.n_unfilled++;
     next_at += (n_bytes + (2 << 20)) / 1024 * 1024;
     stub_cuda.n_bytes += n_bytes;
     if (stub_cuda.n_bytes > stub_cuda.n_bytes_most) stub_cuda.n_bytes_most = stub_cuda.n_bytes;
@@ -335,8 +338,15 @@ CUresult cuMemFreeHost(void *p) {
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t n, CUstream stream) {
-    (void)value;
-    return call_on(AT_cuMemsetD8Async, stream, at, n);
+    CUresult r = call_on(AT_cuMemsetD8Async, stream, at, n);
+    struct thing *t = things;
+
+    while (t && !(t->kind == MEMORY && t->at == at && t->n_bytes == n)) t = t->next;
+    if (r == CUDA_SUCCESS && t && value == 0xff && !t->filled) {
+        t->filled = true;
+        stub_cuda.n_unfilled--;
+    }
+    return r;
 }
 
 CUresult cuMemsetD16Async(CUdeviceptr at, unsigned short value, size_t n, CUstream stream) {
