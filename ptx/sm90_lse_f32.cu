@@ -1,7 +1,7 @@
 // sm90_lse_f32 - of each chunk of 128 logits the maximum and the sum of exponentials (SPEC 2.10).
 //
 //   chunks    {max, sum} [gridDim.y][n_chunks]; a NaN logit counts as -infinity in the maximum
-//   logits    f32 [gridDim.y][stride], the first vocab of a row
+//   logits    f32 [gridDim.y][stride], the first vocab of a row, 16-byte aligned
 //   grid      (ceil(n_chunks / 8), rows, 1)      block (256, 1, 1), a warp a chunk
 //   shared    none
 //   rounding  bit-exact: exp2p of num.h, the tree over adjacent ids
@@ -21,12 +21,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const unsigned lane = threadIdx.x % 32, chunk = blockIdx.x * WARPS + threadIdx.x / 32;
     const unsigned id = chunk * CHUNK + 4 * lane;
     const float *from = logits + (size_t)blockIdx.y * stride;
-    float v[4], max = -NUM_INFINITY, exponent;
+    const float4 none = {0.0f, 0.0f, 0.0f, 0.0f};
+    const float4 four = id < vocab ? *(const float4 *)(from + id) : none;
+    float v[4] = {four.x, four.y, four.z, four.w}, max = -NUM_INFINITY, exponent;
 
     if (chunk >= n_chunks) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v[i] = id + i < vocab ? from[id + i] : -NUM_INFINITY;
+        if (id + i >= vocab) v[i] = -NUM_INFINITY;
         max = num_max(max, v[i]);
     }
 #pragma unroll

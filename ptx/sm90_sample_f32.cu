@@ -3,20 +3,33 @@
 //
 //   results   [gridDim.x]
 //   wants     [gridDim.x]
-//   logits    f32 [gridDim.x][stride], the first vocab of a row
+//   logits    f32 [gridDim.x][stride], the first vocab of a row, 16-byte aligned
 //   chunks    {max, sum} [gridDim.x][n_chunks], of sm90_lse_f32; n_chunks at most 8192
 //   scratch   f32 [gridDim.x][stride], 16-byte aligned; stride a multiple of 4
 //   grid      (rows, 1, 1)      block (1024, 1, 1)
-//   shared    3 KB
+//   shared    12.5 KB
 //   rounding  bit-exact; sums of weights are integers, so their order is free, and so is that of
 //             maxima and minima, which have the id below the value
-//   bound by  a few trips to L2 for greedy rows; else by one pass of exp2p and of Philox, and
-//             passes over L2 for top_k and top_p, five each, in which few ids count
+//   bound by  a few trips to L2 for greedy rows and for small top_k; else by the arithmetic of one
+//             pass of exp2p and one of Philox, by one multiprocessor a row; top_p two or three
+//             passes over L2 more
 #include "ptx/sm90.cuh"
 #include "ptx/sm90_batch.h"
 #include "runtime/num.h"
 
-enum { THREADS = 1024, WARPS = THREADS / 32, CHUNK = 128, DIGIT_BITS = 8, N_DIGITS = 256 };
+enum {
+    THREADS = 1024,
+    WARPS = THREADS / 32,
+    CHUNK = 128,
+    N_BINS = 512,     // of keys
+    BIN_BITS = 9,     // of their number
+    N_DEPTHS = 1024,  // bins of weights by depth below the first id,
+    DEPTHS = 16,      // so many to a factor of two
+    LIST_MAX = 1024,  // ids that are put in order at once
+    FINEST = 40,      // bits of a weight
+};
+
+#define LEAST_KEY 0x7fffffu // of -infinity
 
 #define LOW(x) ((unsigned)(x))
 #define HIGH(x) ((unsigned)((x) >> 32))
@@ -24,18 +37,28 @@ enum { THREADS = 1024, WARPS = THREADS / 32, CHUNK = 128, DIGIT_BITS = 8, N_DIGI
 typedef unsigned long long word64;
 
 struct shared {
-    word64 bins[N_DIGITS];
-    word64 parts[WARPS + 1];
-    float sums[WARPS + 1];
-    word64 target, sum;
-    unsigned digit, id;
+    union {
+        word64 bins[N_BINS];
+        unsigned depths[N_DEPTHS];
+    };
+    word64 list[LIST_MAX]; // ids in some order, as `order` has them
+    word64 parts[WARPS];
+    float sums[WARPS];
+    word64 left, sum;
+    unsigned n_list, bin, id;
+    unsigned bound; // of the race: the bits of a time that is not below the least
 };
 
 struct row {
     const float *logits;
-    float *e; // [vocab rounded up to 4], 0 where an id is not kept
+    float *e; // [vocab rounded up to 4], 0 where an id is not kept by top_k
     unsigned vocab;
     float temperature, z_first;
+};
+
+// What is kept: keys above, and at it ids up to `last`.
+struct cut {
+    unsigned key, last;
 };
 
 static __device__ inline float number(float logit) {
@@ -58,8 +81,16 @@ static __device__ inline word64 order(float logit, unsigned id) {
     return (word64)key_of(logit) << 32 | ~id;
 }
 
+static __device__ inline bool is_kept(const cut &c, unsigned key, unsigned id) {
+    return key > c.key || (key == c.key && id <= c.last);
+}
+
 static __device__ inline bool is_finite(float x) {
     return x - x == 0.0f;
+}
+
+static __device__ inline float4 load_four(const float *row, unsigned first, unsigned n) {
+    return first < n ? *(const float4 *)(row + first) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 // Of all threads' values the largest, to all.
@@ -83,16 +114,29 @@ static __device__ word64 block_max(shared &s, word64 v) {
     return v;
 }
 
-static __device__ word64 block_sum(shared &s, word64 v) {
+// Of all threads' values the sum, to all; and of those of the threads before this one.
+static __device__ word64 block_sum(shared &s, word64 own, word64 &out_before) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    word64 v = own, part;
+
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) v += __shfl_xor_sync(~0u, v, step);
+    for (int step = 1; step < 32; step *= 2) {
+        const word64 other = __shfl_up_sync(~0u, v, step);
+
+        if (lane >= (unsigned)step) v += other;
+    }
     __syncthreads(); // parts are free again
-    if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = v;
+    if (lane == 31) s.parts[warp] = v;
     __syncthreads(); // all warps' are in place
-    v = s.parts[threadIdx.x % 32];
+    part = s.parts[lane];
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) v += __shfl_xor_sync(~0u, v, step);
-    return v;
+    for (int step = 1; step < 32; step *= 2) {
+        const word64 other = __shfl_up_sync(~0u, part, step);
+
+        if (lane >= (unsigned)step) part += other;
+    }
+    out_before = v - own + (warp ? __shfl_sync(~0u, part, (int)warp - 1) : 0);
+    return __shfl_sync(~0u, part, 31);
 }
 
 // The tree over all threads' values, to all.
@@ -145,158 +189,211 @@ static __device__ float sum_chunks(shared &s, const batch_chunk *chunks, unsigne
     return block_tree(s, ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])));
 }
 
+// How far an id is below the first one, in powers of two: 0 and below, and never smaller for a
+// larger logit.
+static __device__ inline float depth(const row &r, float logit) {
+    return (number(logit) / r.temperature - r.z_first) * NUM_LOG2E;
+}
+
 static __device__ inline float e_of(const row &r, float logit) {
-    return num_exp2((number(logit) / r.temperature - r.z_first) * NUM_LOG2E);
+    return num_exp2(depth(r, logit));
 }
 
 static __device__ inline word64 weight(float e) {
     return (word64)(e * 0x1p40f);
 }
 
-// In bins: the first digit from above where the sum reaches the target; what is left of it there.
-static __device__ void find_digit(shared &s) {
-    if (threadIdx.x < 32) {
-        const unsigned top = N_DIGITS - 1 - threadIdx.x * (N_DIGITS / 32);
-        const word64 target = s.target;
-        word64 own = 0, before;
+// Adds to a bin up to 2^40 or, not WEIGHED, 1; in whole warps.  Where many lanes have the same bin,
+// as ties have, adding one by one takes a turn a lane: so for one bin, or two, one lane adds all.
+// Shared memory adds 32 bits by itself; 64 it does not.
+template <bool WEIGHED>
+static __device__ inline void add_to_bin(shared &s, bool is_there, unsigned bin, word64 w) {
+    unsigned left = __ballot_sync(~0u, is_there);
 
-        for (unsigned i = 0; i < N_DIGITS / 32; i++) own += s.bins[top - i];
-        before = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const word64 other = __shfl_up_sync(~0u, before, step);
+    for (int i = 0; i < (WEIGHED ? 2 : 1) && left; i++) {
+        const unsigned leader = __shfl_sync(~0u, bin, __ffs(left) - 1);
+        const bool same = is_there && bin == leader;
+        word64 all;
 
-            if (threadIdx.x >= (unsigned)step) before += other;
+        if (WEIGHED) {
+            const unsigned low = __reduce_add_sync(~0u, same ? LOW(w) & 0xfffff : 0);
+            const unsigned high = __reduce_add_sync(~0u, same ? LOW(w >> 20) : 0);
+
+            all = ((word64)high << 20) + low;
+        } else {
+            all = __popc(__ballot_sync(~0u, same));
         }
-        before -= own;
-        __syncwarp(); // all lanes have read the target
+        if (threadIdx.x % 32 == 0) {
+            if (WEIGHED)
+                atomicAdd(&s.bins[leader], all);
+            else
+                atomicAdd((unsigned *)&s.bins[leader], LOW(all));
+        }
+        is_there = is_there && !same;
+        left = __ballot_sync(~0u, is_there);
+    }
+    if (!is_there) return;
+    if (WEIGHED)
+        atomicAdd(&s.bins[bin], w);
+    else
+        atomicAdd((unsigned *)&s.bins[bin], 1u);
+}
+
+// Values to select from: logits, or the maxima of chunks.
+struct values {
+    const float *at; // `wide`: one after the other, else in every second word
+    const float *e;  // of logits, or null: each weighs 1
+    unsigned n;
+};
+
+// To bins the weights of keys lo .. hi, from hi down; to all the sum of those above.
+template <bool WIDE, bool WEIGHED>
+static __device__ word64 tally(shared &s, const values &from, unsigned lo, unsigned hi,
+                               unsigned shift) {
+    enum { EACH = WIDE ? 4 : 1 };
+    word64 above = 0, before;
+    float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, e = v;
+
+    __syncthreads(); // the bins are free again, and e is in place
+    for (unsigned i = threadIdx.x; i < N_BINS; i += THREADS) s.bins[i] = 0;
+    __syncthreads(); // they are empty
+    if (WIDE) v = load_four(from.at, threadIdx.x * 4, from.n);
+    if (WEIGHED) e = load_four(from.e, threadIdx.x * 4, from.n);
+    for (unsigned first = 0; first < from.n; first += THREADS * EACH) {
+        const unsigned id = first + threadIdx.x * EACH, next = id + THREADS * EACH;
+        const float four[4] = {WIDE ? v.x : id < from.n ? from.at[2 * (size_t)id] : 0.0f, v.y, v.z, v.w};
+        const float weights[4] = {e.x, e.y, e.z, e.w};
+
+        if (WIDE) v = load_four(from.at, next, from.n);
+        if (WEIGHED) e = load_four(from.e, next, from.n);
+#pragma unroll
+        for (unsigned i = 0; i < EACH; i++) {
+            const unsigned key = id + i < from.n ? key_of(four[i]) : 0;
+            const word64 w = WEIGHED ? weight(weights[i]) : 1;
+
+            if (key > hi) above += w;
+            add_to_bin<WEIGHED>(s, key >= lo && key <= hi, (hi - key) >> shift, w);
+        }
+    }
+    return block_sum(s, above, before); // its barriers: the bins are full
+}
+
+struct selected {
+    unsigned key;
+    int way;          // 0: it is found; else it is above (1) or below (-1) what was looked at
+    word64 left, sum; // what is left of the target at the key, the sum there
+};
+
+// Of ids in order, the key of the one at which the sum reaches the target.
+template <bool WIDE, bool WEIGHED>
+static __device__ selected select(shared &s, const values &from, unsigned lo, unsigned hi,
+                                  word64 target) {
+    for (;;) {
+        const unsigned bits = 32 - __clz((int)(hi - lo));
+        const unsigned shift = bits > BIN_BITS ? bits - BIN_BITS : 0;
+        const word64 above = tally<WIDE, WEIGHED>(s, from, lo, hi, shift);
+        const word64 own = threadIdx.x < N_BINS ? s.bins[threadIdx.x] : 0;
+        word64 before, total = block_sum(s, own, before);
+
+        if (above >= target) return {0, 1, 0, 0};
+        if (above + total < target) return {0, -1, 0, 0};
+        before += above;
         if (before < target && before + own >= target) {
-            unsigned digit = top;
-
-            while (before + s.bins[digit] < target) before += s.bins[digit--];
-            s.digit = digit;
-            s.target = target - before;
-            s.sum = s.bins[digit];
+            s.bin = threadIdx.x;
+            s.left = target - before;
+            s.sum = own;
         }
-    }
-    __syncthreads(); // the digit is there
-}
-
-// Adds 1, or w, to the bin of a digit; many lanes have the same one, so one of them adds for all.
-static __device__ inline void add_to_bin(shared &s, bool is_there, unsigned digit, bool weighed,
-                                         word64 w) {
-    if (weighed) {
-        if (is_there) atomicAdd(&s.bins[digit], w);
-    } else {
-        const unsigned equal = __match_any_sync(~0u, is_there ? digit : N_DIGITS);
-
-        if (is_there && threadIdx.x % 32 == __ffs(equal) - 1)
-            atomicAdd(&s.bins[digit], (word64)__popc(equal));
+        __syncthreads(); // the bin is there
+        hi = hi - (s.bin << shift);
+        if (shift == 0) return {hi, 0, s.left, s.sum};
+        lo = max(lo, hi - ((1u << shift) - 1));
     }
 }
 
-// Of values in order, the key of the one at which the sum reaches the target: the sum of e's weights,
-// or, where e is null, a count.  Only keys from `least` on are looked at, which sum to as much.
-// Leaves in s.target what is left of it at that key, in s.sum the sum there.
-static __device__ unsigned select(shared &s, const float *values, unsigned stride, unsigned n,
-                                  const float *e, unsigned least, word64 target) {
-    unsigned prefix = 0;
+// Keeps n of the n_there ids that have this key: the lowest.
+static __device__ cut cut_ties(shared &s, const row &r, unsigned key, word64 n, word64 n_there) {
+    unsigned n_before = 0;
 
-    __syncthreads(); // e is in place, and the last selection is over
-    if (threadIdx.x == 0) s.target = target;
-    for (int shift = 32 - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
-        for (unsigned i = threadIdx.x; i < N_DIGITS; i += THREADS) s.bins[i] = 0;
-        __syncthreads(); // bins are empty
-        for (unsigned first = 0; first < n; first += THREADS) {
-            const unsigned i = first + threadIdx.x;
-            const unsigned key = i < n ? key_of(values[(size_t)i * stride]) : 0;
-            const bool is_there =
-                i < n && key >= least && (word64)key >> (shift + DIGIT_BITS) == prefix;
+    if (n >= n_there) return {key, r.vocab};
+    for (unsigned start = 0; start < r.vocab; start += THREADS) {
+        const unsigned id = start + threadIdx.x;
+        const bool is_one = id < r.vocab && key_of(r.logits[id]) == key;
+        const unsigned ballot = __ballot_sync(~0u, is_one);
+        const unsigned n_here = (unsigned)__syncthreads_count(is_one);
 
-            add_to_bin(s, is_there, key >> shift & (N_DIGITS - 1), e != 0,
-                       e && is_there ? weight(e[i]) : 0);
+        if (n_before + n_here >= n) {
+            if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
+            __syncthreads(); // all warps' counts are in place
+            for (unsigned i = 0; i < threadIdx.x / 32; i++) n_before += (unsigned)s.parts[i];
+            n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
+            if (is_one && n_before + 1 == n) s.id = id;
+            __syncthreads(); // the last kept id is there
+            break;
         }
-        __syncthreads(); // bins are full
-        find_digit(s);
-        prefix = prefix << DIGIT_BITS | s.digit;
-        __syncthreads(); // all have read the digit
+        n_before += n_here;
     }
-    return prefix;
+    return {key, s.id};
 }
 
-// Of ids in order, the first ones are kept, as long as the weights before an id sum to less than
-// `target` (each weighs 1 where not `weighed`); the rest loses its e.  Keys below `least` are none
-// of them.
-static __device__ void cut(shared &s, const row &r, bool weighed, unsigned least, word64 target) {
-    const unsigned prefix = select(s, r.logits, 1, r.vocab, weighed ? r.e : 0, least, target);
-    const word64 one = weighed ? weight(e_of(r, logit_of(prefix))) : 1;
-    const unsigned n_kept = (unsigned)((s.target + one - 1) / one);
-    unsigned last = r.vocab;
+static __device__ cut keep_first(shared &s, const row &r, unsigned k, unsigned key_first) {
+    const values logits = {r.logits, 0, r.vocab};
+    const selected found = select<true, false>(s, logits, LEAST_KEY, key_first, k);
 
-    // of equal logits, the n_kept first ids
-    if (n_kept < s.sum / one) {
-        unsigned n_before = 0;
+    return cut_ties(s, r, found.key, found.left, found.sum);
+}
 
-        for (unsigned start = 0; start < r.vocab; start += THREADS) {
-            const unsigned id = start + threadIdx.x;
-            const bool is_one = id < r.vocab && key_of(r.logits[id]) == prefix;
-            const unsigned ballot = __ballot_sync(~0u, is_one);
-            const unsigned n = __syncthreads_count(is_one);
+// Puts what is kept into the list, in no order; how many, or more than LIST_MAX where they do not
+// fit.  Only chunks are read that have a key as large.
+static __device__ unsigned list_kept(shared &s, const row &r, const batch_chunk *chunks,
+                                     unsigned n_chunks, const cut &kept) {
+    const unsigned lane = threadIdx.x % 32;
 
-            if (n_before + n >= n_kept) {
-                if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
-                __syncthreads(); // all warps' counts are in place
-                for (unsigned i = 0; i < threadIdx.x / 32; i++) n_before += (unsigned)s.parts[i];
-                n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
-                if (is_one && n_before + 1 == n_kept) s.id = id;
-                __syncthreads(); // the last kept id is there
-                break;
+    __syncthreads(); // nobody reads the list of before
+    if (threadIdx.x == 0) s.n_list = 0;
+    __syncthreads(); // it is empty
+    for (unsigned first = threadIdx.x / 32 * 32; first < n_chunks; first += THREADS) {
+        const unsigned c = min(first + lane, n_chunks - 1);
+        unsigned hits =
+            __ballot_sync(~0u, first + lane < n_chunks && key_of(chunks[c].max) >= kept.key);
+
+        for (; hits && *(volatile unsigned *)&s.n_list <= LIST_MAX; hits &= hits - 1) {
+            const unsigned id = (first + __ffs(hits) - 1) * CHUNK + lane * 4;
+            const float4 v = load_four(r.logits, id, r.vocab);
+            const float four[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                if (id + i >= r.vocab || !is_kept(kept, key_of(four[i]), id + i)) continue;
+                const unsigned at = atomicAdd(&s.n_list, 1u);
+
+                if (at < LIST_MAX) s.list[at] = order(four[i], id + i);
             }
-            n_before += n;
         }
-        last = s.id;
     }
-    for (unsigned id = threadIdx.x; id < r.vocab; id += THREADS) {
-        const unsigned key = key_of(r.logits[id]);
-
-        if (key < prefix || (key == prefix && id > last)) r.e[id] = 0.0f;
-    }
+    __syncthreads(); // the list is whole
+    return s.n_list;
 }
 
-// The k-th largest of the chunks' maxima is a logit that at least k ids reach.
-static __device__ unsigned least_of_k(shared &s, const batch_chunk *chunks, unsigned n_chunks,
-                                      unsigned k) {
-    if (k > n_chunks) return 0;
-    return select(s, &chunks->max, sizeof(*chunks) / sizeof(float), n_chunks, 0, 0, k);
-}
+// Puts the first k ids, at most LIST_MAX and there, into the list, in order.  The k-th largest
+// maximum of a chunk is a logit that at least k ids reach, most often few more, and in few chunks.
+static __device__ void list_first(shared &s, const row &r, const batch_chunk *chunks,
+                                  unsigned n_chunks, unsigned k, unsigned key_first) {
+    const values maxima = {&chunks->max, 0, n_chunks};
+    unsigned n = LIST_MAX + 1, rank = 0;
+    word64 own = 0;
 
-// e of all ids; and the sums of their weights: of all, and of those not far below the first.
-#define N_DEPTHS 3
-static __device__ inline float depth_of(int i) {
-    return i == 0 ? 1.0f : i == 1 ? 4.0f : 10.0f;
-}
+    if (k <= n_chunks) {
+        const cut kept = {select<false, false>(s, maxima, LEAST_KEY, key_first, k).key, r.vocab};
 
-static __device__ void weigh(shared &s, const row &r, float max, bool summed,
-                             word64 out_sums[N_DEPTHS + 1]) {
-    const unsigned n_whole = (r.vocab + 3) / 4 * 4;
-    word64 sums[N_DEPTHS + 1] = {0, 0, 0, 0};
-    float border[N_DEPTHS];
-
-#pragma unroll
-    for (int i = 0; i < N_DEPTHS; i++) border[i] = max - depth_of(i) * r.temperature;
-    for (unsigned id = threadIdx.x; id < n_whole; id += THREADS) {
-        const float logit = id < r.vocab ? number(r.logits[id]) : -NUM_INFINITY;
-        const float e = id < r.vocab ? e_of(r, logit) : 0.0f;
-
-        r.e[id] = e;
-        if (!summed) continue;
-        sums[N_DEPTHS] += weight(e);
-#pragma unroll
-        for (int i = 0; i < N_DEPTHS; i++)
-            if (logit >= border[i]) sums[i] += weight(e);
+        n = list_kept(s, r, chunks, n_chunks, kept);
     }
-#pragma unroll
-    for (int i = 0; i <= N_DEPTHS; i++) out_sums[i] = summed ? block_sum(s, sums[i]) : 0;
+    if (n > LIST_MAX) n = list_kept(s, r, chunks, n_chunks, keep_first(s, r, k, key_first));
+    if (threadIdx.x < n) own = s.list[threadIdx.x];
+    if (threadIdx.x / 32 * 32 < n)
+        for (unsigned i = 0; i < n; i++) rank += s.list[i] > own;
+    __syncthreads(); // all have their rank
+    if (threadIdx.x < n && rank < k) s.list[rank] = own;
+    __syncthreads(); // the first k are in order
 }
 
 // t of SPEC 2.11.
@@ -304,50 +401,180 @@ static __device__ inline word64 target_of(word64 total, word64 part) {
     return (total >> 24) * part + (((total & 0xffffff) * part + 0xffffff) >> 24);
 }
 
-// SPEC 2.11 for a temperature: e, what is kept of it, the race.
-static __device__ unsigned choose(shared &s, const row &r, const batch_want &want,
-                                  const batch_chunk *chunks, unsigned n_chunks, float max) {
-    const unsigned n_groups = (r.vocab + 3) / 4;
-    const bool by_k = want.top_k > 0 && want.top_k < r.vocab;
-    word64 best = 0, sums[N_DEPTHS + 1];
+// Bits of a weight that are left out of the sums by depth, so that these fit 32 bits.
+static __device__ inline unsigned coarse(unsigned bin, unsigned vocab) {
+    const unsigned bits = (unsigned)__clz((int)vocab) - 1 + bin / DEPTHS; // beside the zeros above
 
-    weigh(s, r, max, want.top_part && !by_k, sums);
-    if (by_k) cut(s, r, false, least_of_k(s, chunks, n_chunks, want.top_k), want.top_k);
-    if (want.top_part) {
-        unsigned least = 0;
-        word64 target;
+    return bits < FINEST ? FINEST - bits : 0;
+}
 
-        if (by_k) {
-            word64 total = 0;
+// e of all ids that are kept; the sum of their weights, and, roughly, their sums by depth.
+static __device__ word64 weigh(shared &s, const row &r, const cut &kept, bool summed) {
+    const unsigned n_whole = (r.vocab + 3) / 4 * 4;
+    word64 sum = 0, before;
+    float4 v = load_four(r.logits, threadIdx.x * 4, n_whole);
 
-            __syncthreads(); // e is in place
-            for (unsigned id = threadIdx.x; id < r.vocab; id += THREADS) total += weight(r.e[id]);
-            sums[N_DEPTHS] = block_sum(s, total);
+    __syncthreads(); // the bins are free again
+    s.depths[threadIdx.x] = 0;
+    __syncthreads(); // they are empty
+    for (unsigned first = 0; first < n_whole; first += THREADS * 4) {
+        const unsigned id = first + threadIdx.x * 4;
+        const float four[4] = {v.x, v.y, v.z, v.w};
+        float e[4];
+
+        v = load_four(r.logits, id + THREADS * 4, n_whole);
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++) {
+            const float d = depth(r, four[i]);
+            const bool is_there = id + i < r.vocab && is_kept(kept, key_of(four[i]), id + i);
+
+            e[i] = is_there ? num_exp2(d) : 0.0f;
+            if (!summed) continue;
+            const unsigned bin = min(__float2uint_rz(d * -(float)DEPTHS), N_DEPTHS - 1u);
+            const word64 w = weight(e[i]);
+            const unsigned rough = LOW(w >> coarse(bin, r.vocab));
+            int equal;
+
+            sum += w;
+            // all of a warp in one bin is what ties look like
+            __match_all_sync(~0u, bin, &equal);
+            if (equal) {
+                const unsigned all = __reduce_add_sync(~0u, rough);
+
+                if (threadIdx.x % 32 == 0) atomicAdd(&s.depths[bin], all);
+            } else if (rough) {
+                atomicAdd(&s.depths[bin], rough);
+            }
         }
-        // most often a few ids weigh enough, and only they have to be put in order
-        target = target_of(sums[N_DEPTHS], want.top_part);
-        for (int i = N_DEPTHS - 1; i >= 0 && !by_k; i--)
-            if (sums[i] >= target) least = key_of(max - depth_of(i) * r.temperature);
-        cut(s, r, true, least, target);
+        if (id < n_whole) *(float4 *)(r.e + id) = make_float4(e[0], e[1], e[2], e[3]);
     }
-    __syncthreads(); // e is in place
+    return summed ? block_sum(s, sum, before) : 0; // its barriers: the bins are full
+}
 
-    // The least fl(E / e), of equal ones the lowest id: its complement is the largest.
-    for (unsigned group = threadIdx.x; group < n_groups; group += THREADS) {
-        const float4 four = ((const float4 *)r.e)[group];
-        const float e[4] = {four.x, four.y, four.z, four.w};
+// The least key at or above a depth's bin.
+static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned key_first) {
+    unsigned lo = LEAST_KEY, hi = key_first; // hi is within, what is below lo is not
+
+    while (lo < hi) {
+        // 32 keys at once; the least that is within, or else the next
+        const unsigned step = (hi - lo + 31) / 32, key = lo + step * (threadIdx.x % 32);
+        const bool within =
+            key >= hi ||
+            min(__float2uint_rz(depth(r, logit_of(key)) * -(float)DEPTHS), N_DEPTHS - 1u) <= bin;
+        const unsigned ballot = __ballot_sync(~0u, within);
+        const unsigned n = ballot ? (unsigned)__ffs((int)ballot) - 1 : 32;
+
+        if (n < 32) hi = min(hi, lo + step * n);
+        if (n > 0) lo = min(hi, lo + step * (n - 1) + 1);
+        else lo = hi;
+    }
+    return hi;
+}
+
+// Of the kept ids in order, the first ones, as long as the weights before an id sum to less than
+// `target`.
+static __device__ cut keep_weights(shared &s, const row &r, word64 target, unsigned key_first) {
+    const values logits = {r.logits, r.e, r.vocab};
+    const word64 own = (word64)s.depths[threadIdx.x] << coarse(threadIdx.x, r.vocab);
+    word64 before;
+
+    (void)block_sum(s, own, before);
+    // the last depth that something is at and that the target reaches, give or take what the sums
+    // leave out
+    unsigned bin = LOW(block_max(s, own && before < target ? threadIdx.x : 0));
+    selected found = {0, 1, 0, 0};
+
+    for (; found.way; bin -= (unsigned)found.way) {
+        const unsigned lo = key_at_depth(r, bin, key_first);
+        const unsigned hi = bin ? key_at_depth(r, bin - 1, key_first) - 1 : key_first;
+
+        // where no key has this depth, on as before
+        if (lo <= hi) found = select<true, true>(s, logits, lo, hi, target);
+    }
+    const word64 one = weight(e_of(r, logit_of(found.key)));
+
+    return cut_ties(s, r, found.key, (found.left + one - 1) / one, found.sum / one);
+}
+
+// The least fl(E / e) of a kept id, of equal ones the lowest id: its complement is the largest.
+static __device__ inline word64 time_of(unsigned id, unsigned word, float e) {
+    return ~((word64)num_bits(num_exponential(word) / e) << 32 | id);
+}
+
+// The words of four adjacent ids, which one run of Philox makes.
+static __device__ inline uint4 words_of(const batch_want &want, unsigned group) {
+    return make_uint4(num_random(want.seed, want.position, group * 4),
+                      num_random(want.seed, want.position, group * 4 | 1),
+                      num_random(want.seed, want.position, group * 4 | 2),
+                      num_random(want.seed, want.position, group * 4 | 3));
+}
+
+static __device__ word64 race(shared &s, const row &r, const batch_want &want, const cut &kept) {
+    word64 best = 0;
+    float4 v = load_four(r.logits, threadIdx.x * 4, r.vocab);
+    float4 w = load_four(r.e, threadIdx.x * 4, r.vocab);
+
+    if (threadIdx.x == 0) s.bound = 0x7f800000;
+    __syncthreads(); // the bound is there
+    for (unsigned first = 0; first < r.vocab; first += THREADS * 4) {
+        const unsigned id = first + threadIdx.x * 4;
+        const float four[4] = {v.x, v.y, v.z, v.w}, e[4] = {w.x, w.y, w.z, w.w};
+        bool runs[4];
+
+        v = load_four(r.logits, id + THREADS * 4, r.vocab);
+        w = load_four(r.e, id + THREADS * 4, r.vocab);
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++)
+            runs[i] = id + i < r.vocab && e[i] > 0.0f && e[i] >= want.min_p &&
+                      is_kept(kept, key_of(four[i]), id + i);
+        if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
+        const uint4 made = words_of(want, id / 4);
+        const unsigned words[4] = {made.x, made.y, made.z, made.w};
+        const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
 
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {
-            const unsigned id = group * 4 | i;
-            float time;
-            word64 v;
+            // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower
+            // than some other by more than that is out
+            if (!runs[i] || (float)words[i] * 0x1.7147p-32f > bound * e[i]) continue;
+            const word64 own = time_of(id | i, words[i], e[i]);
 
-            if (!(e[i] > 0.0f) || e[i] < want.min_p) continue;
-            time = num_exponential(num_random(want.seed, want.position, id)) / e[i];
-            v = ~((word64)num_bits(time) << 32 | id);
-            best = v > best ? v : best;
+            if (own <= best) continue;
+            best = own;
+            atomicMin(&s.bound, HIGH(~own));
         }
+    }
+    return best;
+}
+
+// SPEC 2.11 for a temperature: e, what is kept of it, the race.
+static __device__ unsigned choose(shared &s, const row &r, const batch_want &want,
+                                  const batch_chunk *chunks, unsigned n_chunks, float max) {
+    const unsigned key_first = key_of(max);
+    const bool by_k = want.top_k > 0 && want.top_k < r.vocab;
+    cut kept = {0, 0};
+    word64 best = 0;
+
+    if (by_k && want.top_k <= LIST_MAX) {
+        list_first(s, r, chunks, n_chunks, want.top_k, key_first);
+        const bool is_there = threadIdx.x < want.top_k;
+        const unsigned id = ~LOW(is_there ? s.list[threadIdx.x] : ~0ull);
+        const float e = is_there ? e_of(r, r.logits[id]) : 0.0f;
+        const uint4 words = words_of(want, id / 4);
+        word64 before, total = block_sum(s, weight(e), before);
+
+        if (e > 0.0f && e >= want.min_p &&
+            (!want.top_part || before < target_of(total, want.top_part)))
+            best = time_of(id, id & 2 ? (id & 1 ? words.w : words.z) : (id & 1 ? words.y : words.x),
+                           e);
+    } else {
+        if (by_k) kept = keep_first(s, r, want.top_k, key_first);
+        const word64 total = weigh(s, r, kept, want.top_part);
+
+        if (want.top_part)
+            kept = keep_weights(s, r, target_of(total, want.top_part), key_first);
+        __syncthreads(); // e is in place
+        best = race(s, r, want, kept);
     }
     return ~LOW(block_max(s, best));
 }
@@ -367,7 +594,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     batch_result *to = &results[blockIdx.x];
     unsigned first, token;
     float max, exponent, lse;
-    word64 last = ~0ull;
 
     if (want.n_top == BATCH_NO_WANT) return;
     for (unsigned i = threadIdx.x; i < sizeof(*to) / sizeof(unsigned); i += THREADS)
@@ -385,7 +611,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     token = first;
     r.z_first = max / want.temperature;
-    if (want.temperature != 0.0f && is_finite(r.z_first)) 
+    if (want.temperature != 0.0f && is_finite(r.z_first))
         token = choose(s, r, want, chunks, n_chunks, max);
     if (threadIdx.x == 0) {
         to->token = token;
@@ -394,18 +620,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (want.target != 0xffffffffu) to->target_logprob = r.logits[want.target] - lse;
         to->n_top = want.n_top;
     }
-    for (unsigned i = 0; i < want.n_top; i++) {
-        word64 best = 0;
+    if (want.n_top == 0) return;
+    list_first(s, r, chunks, n_chunks, want.n_top, key_of(max));
+    if (threadIdx.x < want.n_top) {
+        const unsigned id = ~LOW(s.list[threadIdx.x]);
 
-        for (unsigned id = threadIdx.x; id < vocab; id += THREADS) {
-            const word64 v = order(r.logits[id], id);
-
-            if (v < last && v > best) best = v;
-        }
-        last = block_max(s, best);
-        if (threadIdx.x == 0) {
-            to->top_ids[i] = ~LOW(last);
-            to->top_logprobs[i] = r.logits[~LOW(last)] - lse;
-        }
+        to->top_ids[threadIdx.x] = id;
+        to->top_logprobs[threadIdx.x] = r.logits[id] - lse;
     }
 }
