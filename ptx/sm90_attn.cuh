@@ -71,69 +71,103 @@ DEVICE float *attn_part(const struct sm90_attn &a, u32 slot) {
     return (float *)a.parts + (u64)slot * ROWS * (2 + D);
 }
 
-/* Whether this block is the last of n_parts: all of its threads agree, and see what the others
- * left.  `threads` of them, at named barrier `barrier`. */
-DEVICE bool attn_last(const struct sm90_attn &a, u32 n_parts, u32 barrier, u32 threads,
-                      u32 &shared_count) {
+/* Which query rows' values, in fours, of a tile this block folds once all parts are parked. */
+struct attn_share {
+    u32 first, end;
+};
+
+/* Our part is parked: where not all blocks run at once, the last of n_parts to come here folds all
+ * `n_fours`; else each waits for the others and folds its share.  All `threads` threads agree, at
+ * named barrier `barrier`, and see what the others left. */
+DEVICE struct attn_share attn_share(const struct sm90_attn &a, u32 n_parts, u32 part, u32 n_fours,
+                                    u32 barrier, u32 threads, u32 &shared_count) {
     u32 *counter = (u32 *)a.counters + blockIdx.y * gridDim.x + blockIdx.x;
 
     __threadfence(); /* our part before our count */
     sm90_named_sync(barrier, threads);
     if (threadIdx.x == 0) {
         shared_count = atomicAdd(counter, 1u);
-        if (shared_count == n_parts - 1) *counter = 0; /* for the next launch */
+        if (a.together)
+            while (*(volatile u32 *)counter < n_parts) continue;
+        else if (shared_count == n_parts - 1)
+            *counter = 0; /* for the next launch */
     }
     sm90_named_sync(barrier, threads);
     __threadfence(); /* the others' parts after their counts */
-    return shared_count == n_parts - 1;
+    if (a.together) return {n_fours * part / n_parts, n_fours * (part + 1) / n_parts};
+    return {0, shared_count == n_parts - 1 ? n_fours : 0};
 }
 
-/* Folds the parts of n_rows query rows, upward, by `threads` threads: query row r is head
- * head + r % heads of row row + r / heads.  Loads of several parts are in flight at once. */
-template <int D, int ROWS>
-DEVICE void attn_combine(const struct sm90_attn &a, u32 slot, u32 n_parts, u32 n_rows, u32 row,
-                         u32 head, u32 heads, u32 threads) {
-    enum { AT_ONCE = 8 };
+/* Whoever waited for others has seen them: the last one leaves zero for the next launch. */
+DEVICE void attn_leave(const struct sm90_attn &a, u32 n_parts) {
+    u32 *counter = (u32 *)a.counters + blockIdx.y * gridDim.x + blockIdx.x;
 
-    for (u32 e = threadIdx.x; e < n_rows * (D / 4); e += threads) {
-        const u32 r = e / (D / 4), column = e % (D / 4) * 4;
-        float m = ATTN_M_START, l = 0.0f;
-        float4 t = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (a.together && threadIdx.x == 0 && atomicAdd(counter, 1u) == 2 * n_parts - 1) *counter = 0;
+}
 
-        for (u32 first = 0; first < n_parts; first += AT_ONCE) {
-            float4 o[AT_ONCE];
-            float2 ml[AT_ONCE];
+/* Folds the parts of a share's query rows, upward, by `threads` threads: query row r is head
+ * head + r % heads of row row + r / heads.  So many fours, of so many parts, are in flight. */
+template <int D, int ROWS, int FOURS, int PARTS>
+DEVICE void attn_combine(const struct sm90_attn &a, const struct attn_share &share, u32 slot,
+                         u32 n_parts, u32 row, u32 head, u32 heads, u32 threads) {
+    for (u32 start = share.first + threadIdx.x; start < share.end; start += threads * FOURS) {
+        float m[FOURS], l[FOURS];
+        float4 t[FOURS];
 
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                const float *part = attn_part<D, ROWS>(a, slot + min(first + i, n_parts - 1));
-
-                /* Past L1, where an older launch's may be. */
-                o[i] = __ldcg((const float4 *)(part + 2 * ROWS + r * D + column));
-                ml[i] = __ldcg((const float2 *)(part + 2 * r));
-            }
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                const struct attn_fold f = attn_fold(m, ml[i].x);
-
-                if (first + i >= n_parts) break;
-                m = f.m;
-                l = attn_folded(f, l, ml[i].y);
-                t.x = attn_folded(f, t.x, o[i].x);
-                t.y = attn_folded(f, t.y, o[i].y);
-                t.z = attn_folded(f, t.z, o[i].z);
-                t.w = attn_folded(f, t.w, o[i].w);
-            }
+        for (u32 k = 0; k < FOURS; k++) {
+            m[k] = ATTN_M_START;
+            l[k] = 0.0f;
+            t[k] = {0.0f, 0.0f, 0.0f, 0.0f};
         }
-        const float inverse = 1.0f / l;
-        const float x = attn_result(t.x, inverse), y = attn_result(t.y, inverse);
-        const float z = attn_result(t.z, inverse), w = attn_result(t.w, inverse);
-        u16 *out = (u16 *)a.out + ((u64)(row + r / heads) * a.n_heads + head + r % heads) * D + column;
+        for (u32 first = 0; first < n_parts; first += PARTS) {
+            float4 o[PARTS][FOURS];
+            float2 ml[PARTS][FOURS];
 
-        *(uint2 *)out = make_uint2(sm90_pack(x, y), sm90_pack(z, w));
-        if (!attn_sums_fine(m, l) || !attn_finite(x) || !attn_finite(y) || !attn_finite(z) ||
-            !attn_finite(w))
-            ((unsigned char *)a.flagged)[row + r / heads] = 1;
+#pragma unroll
+            for (u32 i = 0; i < PARTS; i++)
+#pragma unroll
+                for (u32 k = 0; k < FOURS; k++) {
+                    const u32 e = start + k * threads, r = e / (D / 4), column = e % (D / 4) * 4;
+                    const float *part = attn_part<D, ROWS>(a, slot + first + i);
+
+                    o[i][k] = {0.0f, 0.0f, 0.0f, 0.0f};
+                    ml[i][k] = {0.0f, 0.0f};
+                    if (first + i >= n_parts || e >= share.end) continue;
+                    /* Past L1, where an older launch's may be. */
+                    o[i][k] = __ldcg((const float4 *)(part + 2 * ROWS + r * D + column));
+                    ml[i][k] = __ldcg((const float2 *)(part + 2 * r));
+                }
+#pragma unroll
+            for (u32 i = 0; i < PARTS; i++)
+#pragma unroll
+                for (u32 k = 0; k < FOURS; k++) {
+                    const struct attn_fold f = attn_fold(m[k], ml[i][k].x);
+
+                    if (first + i >= n_parts) continue;
+                    m[k] = f.m;
+                    l[k] = attn_folded(f, l[k], ml[i][k].y);
+                    t[k].x = attn_folded(f, t[k].x, o[i][k].x);
+                    t[k].y = attn_folded(f, t[k].y, o[i][k].y);
+                    t[k].z = attn_folded(f, t[k].z, o[i][k].z);
+                    t[k].w = attn_folded(f, t[k].w, o[i][k].w);
+                }
+        }
+#pragma unroll
+        for (u32 k = 0; k < FOURS; k++) {
+            const u32 e = start + k * threads, r = e / (D / 4), column = e % (D / 4) * 4;
+            const float inverse = 1.0f / l[k];
+            const float x = attn_result(t[k].x, inverse), y = attn_result(t[k].y, inverse);
+            const float z = attn_result(t[k].z, inverse), w = attn_result(t[k].w, inverse);
+            u16 *out = (u16 *)a.out + ((u64)(row + r / heads) * a.n_heads + head + r % heads) * D +
+                       column;
+
+            if (e >= share.end) continue;
+            *(uint2 *)out = make_uint2(sm90_pack(x, y), sm90_pack(z, w));
+            if (!attn_sums_fine(m[k], l[k]) || !attn_finite(x) || !attn_finite(y) ||
+                !attn_finite(z) || !attn_finite(w))
+                ((unsigned char *)a.flagged)[row + r / heads] = 1;
+        }
     }
 }
 

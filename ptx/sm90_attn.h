@@ -30,6 +30,7 @@ struct sm90_attn_tile {
     unsigned row, n_rows; /* 0 rows: nothing to do */
     unsigned seq;         /* line of the page table */
     unsigned end;         /* position of the last row, plus one */
+    unsigned old;         /* positions below are of steps before: what they hold stands */
 };
 
 struct sm90_attn {
@@ -47,6 +48,7 @@ struct sm90_attn {
     unsigned n_seq_pages;
     unsigned split_keys; /* SPEC 2.7 */
     unsigned n_splits;   /* gridDim.z: 1, or at least as many as the longest tile has */
+    unsigned together;   /* 1: all blocks run at once, and the splits of a tile share its fold */
     float c;
 };
 

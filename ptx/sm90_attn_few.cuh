@@ -40,7 +40,7 @@ struct few_shared {
 
 /* What a block does: keys first .. end - 1 for some heads of one row. */
 struct few_unit {
-    u32 row, seq, first, end, limit; /* limit: of the row's keys */
+    u32 row, seq, first, end, limit, old; /* limit: of the row's keys; old: of sm90_attn_tile */
     u32 kv_head, head, n_heads;      /* query heads head .. head + n_heads - 1 */
     u32 n_parts, part, slot;         /* of the row, this one's, the first one's place */
 };
@@ -52,6 +52,7 @@ DEVICE bool few_unit(const struct sm90_attn &a, struct few_unit &u) {
     u.row = tile.row;
     u.seq = tile.seq;
     u.limit = tile.end;
+    u.old = tile.old;
     u.kv_head = blockIdx.x % a.n_kv_heads;
     u.head = u.kv_head * a.n_shared + chunk * HEADS;
     u.n_heads = min((u32)HEADS, a.n_shared - chunk * HEADS);
@@ -79,11 +80,17 @@ DEVICE void few_copy(const struct sm90_attn &a, const struct few_unit &u, struct
     constexpr u32 page_bytes = PAGE * D * 2, stage_bytes = BLOCK * D * 2;
     const u32 *table = (const u32 *)a.table + (u64)u.seq * a.n_seq_pages;
     struct few_stage stage = {0, 0};
+    bool waited = false;
 
     for (u32 key = u.first; key < u.end; key += BLOCK) {
         const u32 n_pages = min(2u, (u.end - key + PAGE - 1) / PAGE);
         const char *from[2];
 
+        // keys of steps before are on their way while the kernel before us still runs
+        if (!waited && key + BLOCK > u.old) {
+            sm90_wait_previous();
+            waited = true;
+        }
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             if (i < n_pages)
@@ -104,6 +111,7 @@ DEVICE void few_copy(const struct sm90_attn &a, const struct few_unit &u, struct
             stage.next();
         }
     }
+    if (!waited) sm90_wait_previous();
 }
 
 /* One head's results, columns D / 4 of this warp: T and l, or what is left of a split. */
@@ -297,9 +305,12 @@ DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
         for (u32 j = 0; j < n_fragments; j++) o[j][0] = o[j][1] = 0.0f;
     }
     if (u.n_parts > 1) {
-        if (attn_last(a, u.n_parts, 1, FEW_THREADS, sh.count))
-            attn_combine<D, HEADS>(a, u.slot, u.n_parts, u.n_heads, u.row, u.head, HEADS,
-                                   FEW_THREADS);
+        const struct attn_share share = attn_share(a, u.n_parts, u.part, u.n_heads * (D / 4), 1,
+                                                   FEW_THREADS, sh.count);
+
+        attn_combine<D, HEADS, 1, 16>(a, share, u.slot, u.n_parts, u.row, u.head, HEADS,
+                                      FEW_THREADS);
+        attn_leave(a, u.n_parts);
     } else if (real) {
         few_write<D>(a, u, total, head, columns + q * 2);
     }
@@ -319,15 +330,19 @@ DEVICE void few_run(const struct sm90_attn &a) {
             sm90_barrier_init(sm90_shared(&sh.empty[i]), FEW_WARPS);
         }
         sm90_barrier_init_done();
-        sm90_launch_next();
     }
     __syncthreads(); // nobody touches a barrier before it is made
-    sm90_wait_previous();
-    if (!few_unit(a, u)) return;
-    if (threadIdx.x < FEW_THREADS)
-        few_compute<D>(a, u, sh, ring);
-    else if (threadIdx.x == FEW_THREADS)
+    const bool some = few_unit(a, u); // of the upload, which no kernel writes
+
+    if (some && threadIdx.x == FEW_THREADS) {
         few_copy<D>(a, u, sh, ring);
+        return;
+    }
+    sm90_wait_previous();
+    if (some && threadIdx.x < FEW_THREADS) few_compute<D>(a, u, sh, ring);
+    /* Not before: the next kernel's blocks would take the places that ours leave one by one, two on
+     * some multiprocessors and none on others, and a product takes as long as its fullest. */
+    if (threadIdx.x == 0) sm90_launch_next();
 }
 
 #endif

@@ -11,7 +11,7 @@
  *
  * Scores of the next block are under way while the weights of this one are computed; of two
  * warpgroups one computes weights while the other's steps run.  With n_splits == 1 a block folds splits where they end; else it has
- * one, and the last block of a tile to finish folds them all.
+ * one, and the last block of a tile to finish folds them all, or, where all run at once, each a share.
  *
  *   barrier      arrives                 waits
  *   full         copier, the bytes       all who compute
@@ -82,11 +82,17 @@ DEVICE void many_copy(const struct sm90_attn &a, const struct sm90_attn_tile &ti
     using layout = many_layout<D, WGS, STAGES>;
     const u32 *table = (const u32 *)a.table + (u64)tile.seq * a.n_seq_pages;
     struct many_stage<STAGES> stage = {0, 0};
+    bool waited = false;
 
     for (u32 key = unit.first; key < unit.end; key += BLOCK) {
         const u32 n_pages = min(2u, (unit.end - key + PAGE - 1) / PAGE);
         const char *from[2];
 
+        // keys of steps before are on their way while the kernel before us still runs
+        if (!waited && key + BLOCK > tile.old) {
+            sm90_wait_previous();
+            waited = true;
+        }
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             if (i < n_pages)
@@ -107,6 +113,7 @@ DEVICE void many_copy(const struct sm90_attn &a, const struct sm90_attn_tile &ti
             stage.next();
         }
     }
+    if (!waited) sm90_wait_previous();
 }
 
 /* A thread's share of 64 query rows: rows r and r + 8 of its warp's 16. */
@@ -449,9 +456,12 @@ DEVICE void many_compute(const struct sm90_attn &a, const struct sm90_attn_tile 
         return;
     }
     many_park<D, WGS>(a, unit, t, first, n_rows, sh.bad);
-    if (attn_last(a, unit.n_parts, 3, WGS * WG_THREADS, sh.count))
-        attn_combine<D, WGS * WG_ROWS>(a, unit.slot, unit.n_parts, n_rows, tile.row,
-                                       blockIdx.x * a.n_shared, a.n_shared, WGS * WG_THREADS);
+    const struct attn_share share = attn_share(a, unit.n_parts, unit.part, n_rows * (D / 4), 3,
+                                               WGS * WG_THREADS, sh.count);
+
+    attn_combine<D, WGS * WG_ROWS, 2, 8>(a, share, unit.slot, unit.n_parts, tile.row,
+                                         blockIdx.x * a.n_shared, a.n_shared, WGS * WG_THREADS);
+    attn_leave(a, unit.n_parts);
 }
 
 extern __shared__ unsigned char many_dynamic[];
@@ -469,20 +479,26 @@ DEVICE void many_run(const struct sm90_attn &a) {
         }
         sh.bad = NO_KEY;
         sm90_barrier_init_done();
-        sm90_launch_next();
     }
     __syncthreads(); // nobody touches a barrier before it is made
-    sm90_wait_previous();
-    tile = ((const struct sm90_attn_tile *)a.tiles)[blockIdx.y];
+    tile = ((const struct sm90_attn_tile *)a.tiles)[blockIdx.y]; // of the upload: no kernel writes it
     const struct many_unit unit = many_unit(a, tile);
 
-    if (tile.n_rows == 0 || unit.first >= unit.end) return;
+    if (tile.n_rows == 0 || unit.first >= unit.end) {
+        sm90_wait_previous();
+        return;
+    }
     if (threadIdx.x >= WGS * WG_THREADS) {
         if (WGS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == WGS * WG_THREADS) many_copy<D, WGS, STAGES>(a, tile, unit, sh, base);
+        if (threadIdx.x == WGS * WG_THREADS)
+            many_copy<D, WGS, STAGES>(a, tile, unit, sh, base);
+        else
+            sm90_wait_previous();
     } else {
         if (WGS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        sm90_wait_previous();
         many_compute<D, WGS, STAGES>(a, tile, unit, sh, base);
+        if (threadIdx.x == 0) sm90_launch_next(); // as late as in sm90_attn_few.cuh, and why
     }
 }
 

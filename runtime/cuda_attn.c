@@ -20,6 +20,7 @@ enum {
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
     FOLD_BYTES = 48 << 20, /* of what their splits leave */
     BLOCKS_THAT_FILL = 64, /* so many blocks read at the memory's rate */
+    N_BUCKETS = 8 * 30,    /* of tiles by their length */
 };
 
 /* As the entries are compiled. */
@@ -106,20 +107,20 @@ static enum cuda_attn_kind kind_of(const struct cuda_attn *a, uint32_t n) {
     return n * a->n_shared <= SM90_ATTN_ROWS ? CUDA_ATTN_SOME : CUDA_ATTN_MANY;
 }
 
-static int longest_first(const void *left, const void *right) {
-    const struct sm90_attn_tile *a = left, *b = right;
+/* Eight buckets to a factor of two, the longest tiles in the first. */
+static uint32_t bucket_of(uint32_t end) {
+    uint32_t power = 0;
 
-    if (a->end != b->end) return a->end < b->end ? 1 : -1;
-    return (a->row > b->row) - (a->row < b->row);
+    while (end >> power > 15) power++;
+    return N_BUCKETS - 1 - power * 8 - (end >> power);
 }
 
-/* Tiles of one kind, from `out` on. */
-static uint32_t plan_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
-                          const struct device_row *rows, uint32_t n_rows,
-                          struct sm90_attn_tile *out) {
+/* Tiles of one kind, counted into their buckets, or put where out_at says, from its end down. */
+static void tile_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
+                      const struct device_row *rows, uint32_t n_rows, struct sm90_attn_tile *out,
+                      uint32_t out_at[N_BUCKETS]) {
     const uint32_t n_query_rows = kinds[kind].warpgroups * SM90_ATTN_ROWS;
     const uint32_t most = kind == CUDA_ATTN_FEW ? 1 : n_query_rows / a->n_shared;
-    uint32_t n_tiles = 0;
 
     for (uint32_t row = 0, end; row < n_rows; row = end) {
         for (end = row + 1; end < n_rows && rows[end].seq == rows[row].seq; end++)
@@ -127,14 +128,30 @@ static uint32_t plan_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
         if (rows[row].seq == UINT32_MAX || kind_of(a, end - row) != kind) continue;
         for (uint32_t first = row; first < end; first += most) {
             const uint32_t n = end - first < most ? end - first : most;
+            const struct sm90_attn_tile tile = {.row = first,
+                                                .n_rows = n,
+                                                .seq = rows[first].seq,
+                                                .end = rows[first + n - 1].position + 1,
+                                                .old = rows[row].position};
 
-            out[n_tiles++] = (struct sm90_attn_tile){.row = first,
-                                                     .n_rows = n,
-                                                     .seq = rows[first].seq,
-                                                     .end = rows[first + n - 1].position + 1};
+            if (out)
+                out[--out_at[bucket_of(tile.end)]] = tile;
+            else
+                out_at[bucket_of(tile.end)]++;
         }
     }
-    qsort(out, n_tiles, sizeof(*out), longest_first);
+}
+
+/* From `out` on, nearly the longest first: that none starts last which takes long needs no more. */
+static uint32_t plan_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
+                          const struct device_row *rows, uint32_t n_rows,
+                          struct sm90_attn_tile *out) {
+    uint32_t at[N_BUCKETS] = {0}, n_tiles;
+
+    tile_kind(a, kind, rows, n_rows, NULL, at);
+    for (uint32_t i = 1; i < N_BUCKETS; i++) at[i] += at[i - 1];
+    n_tiles = at[N_BUCKETS - 1];
+    if (n_tiles) tile_kind(a, kind, rows, n_rows, out, at);
     return n_tiles;
 }
 
@@ -235,6 +252,8 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         if (plan->n_tiles[kind] == 0) continue;
         p.n_splits = count_splits(a, plan, kind, launch.grid[0], args->split_keys);
         launch.grid[2] = p.n_splits;
+        /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
+        p.together = !few && launch.grid[0] * launch.grid[1] * launch.grid[2] <= a->driver->n_units;
         r = cuda_driver_launch(a->driver, &launch, e);
         p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);
     }

@@ -54,7 +54,7 @@ void cuda_attn_close(struct cuda_attn *a);
 /* Work memory, which the caller zeroes once; launches leave zero what must be. */
 uint64_t cuda_attn_work_bytes(const struct cuda_attn *a);
 
-/* Pure.  Tiles of a step, at most n_rows, the longest of a kind first.  Rows whose seq is
+/* Pure.  Tiles of a step, at most n_rows, the longest of a kind about first.  Rows whose seq is
  * UINT32_MAX have none. */
 void cuda_attn_plan(const struct cuda_attn *a, const struct device_row *rows, uint32_t n_rows,
                     struct sm90_attn_tile *out_tiles, struct cuda_attn_plan *out_plan);

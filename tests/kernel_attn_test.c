@@ -223,8 +223,11 @@ static void by_gpu(const struct data *d, const struct cuda_attn_shape *shape, bo
     if (alone) {
         plan = (struct cuda_attn_plan){.n_tiles = {d->n_rows}};
         for (uint32_t row = 0; row < d->n_rows; row++) {
-            tiles[row] = (struct sm90_attn_tile){
-                .row = row, .n_rows = 1, .seq = d->rows[row].seq, .end = d->rows[row].position + 1};
+            tiles[row] = (struct sm90_attn_tile){.row = row,
+                                                 .n_rows = 1,
+                                                 .seq = d->rows[row].seq,
+                                                 .end = d->rows[row].position + 1,
+                                                 .old = d->rows[row].position};
             plan.n_keys += tiles[row].end;
             if (tiles[row].end > plan.end_max) plan.end_max = tiles[row].end;
         }
