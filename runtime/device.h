@@ -64,6 +64,10 @@ struct device_batch {
     const struct device_row *rows; /* rows of one sequence stand together, positions upward */
     uint32_t n_seqs;
     const uint32_t *pages; /* [n_seqs][n_seq_pages]; entries past a sequence's end are never read */
+    /* Where not NULL: only these lines of `pages` are read, the others are as they were uploaded
+     * last, or of no row.  So a step costs nothing for tables that do not change. */
+    const uint32_t *changed;
+    uint32_t n_changed;
     uint32_t n_wants;
     const struct device_want *wants;
 };

@@ -38,6 +38,19 @@ static void check_pages(const struct cpu_device *d, const struct device_row *row
     for (uint32_t i = 0; i < n; i++) ASSERT(pages[i] < d->limits.n_pages);
 }
 
+static void copy_pages(struct cpu_device *d, const struct device_batch *batch) {
+    const uint32_t n = d->limits.n_seq_pages;
+
+    if (!batch->changed)
+        memcpy(d->pages, batch->pages, (size_t)batch->n_seqs * n * sizeof(*d->pages));
+    for (uint32_t i = 0; batch->changed && i < batch->n_changed; i++) {
+        const size_t at = (size_t)batch->changed[i] * n;
+
+        ASSERT(batch->changed[i] < batch->n_seqs);
+        memcpy(d->pages + at, batch->pages + at, n * sizeof(*d->pages));
+    }
+}
+
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
     struct cpu_device *d = self(dev);
     const struct device_limits *l = &d->limits;
@@ -45,7 +58,7 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
     (void)e;
     ASSERT(batch->n_rows <= l->n_rows && batch->n_seqs <= l->n_seqs);
     ASSERT(batch->n_wants <= l->n_wants);
-    memcpy(d->pages, batch->pages, (size_t)batch->n_seqs * l->n_seq_pages * sizeof(*d->pages));
+    copy_pages(d, batch);
     for (uint32_t i = 0; i < batch->n_rows; i++) {
         const struct device_row *row = &batch->rows[i];
 

@@ -122,16 +122,41 @@ static void plan_attn(struct cuda_device *d, const struct device_batch *batch) {
     d->plan.n_keys = cuda_queue_power(d->plan.n_keys);
 }
 
+/* Pages before its own were judged with the rows that are there. */
 static void check_row(const struct cuda_device *d, const struct device_batch *batch,
                       const struct device_row *row) {
     const struct device_limits *l = &d->limits;
-    const uint32_t *pages = batch->pages + (size_t)row->seq * l->n_seq_pages;
+    const uint32_t *pages = (const uint32_t *)(d->h_batch + d->pages_off);
 
     ASSERT(row->token < d->model.vocab && row->seq < batch->n_seqs);
     ASSERT(row->position < l->n_positions);
     ASSERT(row->position / DEVICE_PAGE_TOKENS < l->n_seq_pages);
-    for (uint32_t p = 0; p <= row->position / DEVICE_PAGE_TOKENS; p++)
-        ASSERT(pages[p] < l->n_pages);
+    ASSERT(pages[(size_t)row->seq * l->n_seq_pages + row->position / DEVICE_PAGE_TOKENS] <
+           l->n_pages);
+}
+
+/* Lines first .. end - 1 of the page tables. */
+static int upload_pages(struct cuda_device *d, const struct device_batch *batch, uint32_t first,
+                        uint32_t end, struct err *e) {
+    struct cuda_driver *driver = d->driver;
+    const size_t line_bytes = d->limits.n_seq_pages * sizeof(*batch->pages);
+    const size_t at = d->pages_off + first * line_bytes, n_bytes = (end - first) * line_bytes;
+
+    ASSERT(first < end && end <= batch->n_seqs);
+    memcpy(d->h_batch + at, (const char *)batch->pages + first * line_bytes, n_bytes);
+    return cuda_driver_check(
+        driver,
+        driver->cuda.cuMemcpyHtoDAsync_v2(d->batch + at, d->h_batch + at, n_bytes, driver->stream),
+        "upload", e);
+}
+
+static int upload_changed(struct cuda_device *d, const struct device_batch *batch, struct err *e) {
+    int r = 0;
+
+    if (!batch->changed) return upload_pages(d, batch, 0, batch->n_seqs, e);
+    for (uint32_t i = 0; r == 0 && i < batch->n_changed; i++)
+        r = upload_pages(d, batch, batch->changed[i], batch->changed[i] + 1, e);
+    return r;
 }
 
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
@@ -139,14 +164,13 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
     struct cuda_driver *driver = d->driver;
     const struct device_limits *l = &d->limits;
     struct batch_want *wants = (struct batch_want *)(d->h_batch + d->wants_off);
-    const size_t pages_bytes = (size_t)batch->n_seqs * l->n_seq_pages * sizeof(*batch->pages);
     int r;
 
     ASSERT(batch->n_rows > 0 && batch->n_rows <= l->n_rows && batch->n_seqs <= l->n_seqs);
     ASSERT(batch->n_wants <= l->n_wants);
     /* The step before must have left the pinned block, and stages nobody waited for run. */
     if ((r = settle(d, "the step before", e)) < 0) return r;
-    memcpy(d->h_batch + d->pages_off, batch->pages, pages_bytes);
+    if ((r = upload_changed(d, batch, e)) < 0) return r;
     memcpy(d->h_batch, batch->rows, batch->n_rows * sizeof(*batch->rows));
     for (uint32_t i = 0; i < batch->n_rows; i++) check_row(d, batch, &batch->rows[i]);
     for (uint32_t i = 0; i < batch->n_wants; i++) {
@@ -157,10 +181,10 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
     d->n_wants = batch->n_wants;
     fill_up(d);
     plan_attn(d, batch);
-    r = cuda_driver_check(driver,
-                          driver->cuda.cuMemcpyHtoDAsync_v2(
-                              d->batch, d->h_batch, d->pages_off + pages_bytes, driver->stream),
-                          "upload", e);
+    r = cuda_driver_check(
+        driver,
+        driver->cuda.cuMemcpyHtoDAsync_v2(d->batch, d->h_batch, d->pages_off, driver->stream),
+        "upload", e);
     if (r < 0) return r;
     return cuda_driver_check(
         driver, driver->cuda.cuMemsetD8Async(d->back, 0, d->results_off, driver->stream), "upload",

@@ -217,13 +217,14 @@ static int take_memory(struct engine *g, struct err *e) {
     g->items = calloc(n_lanes, sizeof(g->items[0]));
     g->rows = calloc(g->rows_max, sizeof(g->rows[0]));
     g->pages = calloc((size_t)(n_lanes + 1) * g->n_seq_pages, sizeof(g->pages[0]));
+    g->changed = calloc(n_lanes + 1, sizeof(g->changed[0]));
     g->wants = calloc(g->rows_max, sizeof(g->wants[0]));
     g->results = calloc(g->rows_max, sizeof(g->results[0]));
     g->flagged = calloc(g->rows_max, 1);
     g->verified = calloc(DVR_WINDOW_MAX, sizeof(g->verified[0]));
     g->pad_pages = calloc(g->n_pad_pages + 1, sizeof(g->pad_pages[0]));
     if (!g->digest || !g->plan_seqs || !g->plan_lanes || !g->items || !g->rows || !g->pages ||
-        !g->wants || !g->results || !g->flagged || !g->verified || !g->pad_pages)
+        !g->changed || !g->wants || !g->results || !g->flagged || !g->verified || !g->pad_pages)
         return err_set(e, -ENOMEM, "work arrays of a step");
     for (uint32_t i = 0; i < g->n_pad_pages; i++) g->pad_pages[i] = (uint32_t)kv_take(g->kv);
     return 0;
@@ -338,6 +339,7 @@ void engine_close(struct engine *g) {
     free(g->items);
     free(g->rows);
     free(g->pages);
+    free(g->changed);
     free(g->wants);
     free(g->results);
     free(g->flagged);

@@ -43,6 +43,7 @@ struct lane {
     struct dvr_seq seq;
     uint32_t *pages; /* [n_seq_pages] */
     uint32_t n_pages;
+    bool moved;   /* the device does not know its pages yet */
     uint32_t age; /* steps since it was served */
 
     /* Committed and not yet given to the loop.  Those of one step may wait while the next runs;
@@ -102,7 +103,9 @@ struct engine {
     uint32_t *plan_lanes; /* which lane is sequence i of the plan */
     struct plan_item *items;
     struct device_row *rows;
-    uint32_t *pages;
+    uint32_t *pages;   /* [n_lanes + 1][n_seq_pages], a line a lane, then that of padding */
+    uint32_t *changed; /* lines of it that the next upload brings */
+    bool pad_known;    /* the device has the last line */
     struct device_want *wants;
     struct device_result *results;
     uint8_t *flagged;

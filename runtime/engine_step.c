@@ -148,19 +148,24 @@ static void want(struct engine *g, struct device_batch *b, const struct lane *la
 
 /* Rows of one item: positions first .. first + n - 1 of the lane's tokens. */
 static void add_rows(struct engine *g, struct device_batch *b, const struct plan_item *item) {
-    struct lane *lane = &g->lanes[g->plan_lanes[item->seq]];
+    const uint32_t seq = g->plan_lanes[item->seq];
+    struct lane *lane = &g->lanes[seq];
     const struct engine_request *r = &lane->slot->request;
     struct dvr_seq *s = &lane->seq;
     uint32_t first = item->kind == PLAN_PREFILL  ? s->n_kv
                      : item->kind == PLAN_DECODE ? s->n_tokens - 1
                                                  : s->n_committed - 1;
 
-    memcpy(g->pages + (size_t)b->n_seqs * g->n_seq_pages, lane->pages,
-           lane->n_pages * sizeof(lane->pages[0]));
+    if (lane->moved) {
+        memcpy(g->pages + (size_t)seq * g->n_seq_pages, lane->pages,
+               lane->n_pages * sizeof(lane->pages[0]));
+        g->changed[b->n_changed++] = seq;
+        lane->moved = false;
+    }
     for (uint32_t i = 0; i < item->n_rows; i++) {
         uint32_t position = first + i, row = b->n_rows++;
 
-        g->rows[row] = (struct device_row){s->tokens[position], position, b->n_seqs};
+        g->rows[row] = (struct device_row){s->tokens[position], position, seq};
         if (item->kind != PLAN_PREFILL)
             want(g, b, lane, row, DEVICE_NO_TOKEN, r->n_top);
         else if (position + 1 == s->n_prompt && r->max_tokens > 0)
@@ -168,18 +173,20 @@ static void add_rows(struct engine *g, struct device_batch *b, const struct plan
         else if (position + 1 < s->n_prompt && r->prompt_logprobs)
             want(g, b, lane, row, s->tokens[position + 1], r->n_prompt_top);
     }
-    b->n_seqs++;
 }
 
 /* Dummy rows of the fixed shape: a sequence of their own on pages of their own. */
 static void add_padding(struct engine *g, struct device_batch *b, uint32_t n_pad) {
     if (n_pad == 0) return;
 
-    memcpy(g->pages + (size_t)b->n_seqs * g->n_seq_pages, g->pad_pages,
-           g->n_pad_pages * sizeof(g->pad_pages[0]));
+    if (!g->pad_known) {
+        memcpy(g->pages + (size_t)g->n_lanes * g->n_seq_pages, g->pad_pages,
+               g->n_pad_pages * sizeof(g->pad_pages[0]));
+        g->changed[b->n_changed++] = g->n_lanes;
+        g->pad_known = true;
+    }
     for (uint32_t i = 0; i < n_pad; i++)
-        g->rows[b->n_rows++] = (struct device_row){0, i, b->n_seqs};
-    b->n_seqs++;
+        g->rows[b->n_rows++] = (struct device_row){0, i, g->n_lanes};
 }
 
 /* Prompt rows came back: their logprobs, and after the last of them the first output token. */
@@ -286,7 +293,11 @@ static int die(struct engine *g, const char *why) {
 }
 
 static int run(struct engine *g, const struct plan *p, struct err *e) {
-    struct device_batch b = {.rows = g->rows, .pages = g->pages, .wants = g->wants};
+    struct device_batch b = {.rows = g->rows,
+                             .n_seqs = g->n_lanes + 1,
+                             .pages = g->pages,
+                             .changed = g->changed,
+                             .wants = g->wants};
     struct schedule s = schedule_canonical();
     int r;
 
@@ -295,7 +306,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
     ASSERT(b.n_rows <= g->rows_max && b.n_wants <= g->rows_max);
 
     if (!p->canonical) {
-        struct schedule_load load = {.n_rows = b.n_rows, .n_seqs = b.n_seqs};
+        struct schedule_load load = {.n_rows = b.n_rows, .n_seqs = p->n_items + (p->n_pad > 0)};
 
         for (uint32_t i = 0; i < b.n_rows; i++)
             if (g->rows[i].position >= load.n_keys) load.n_keys = g->rows[i].position + 1;

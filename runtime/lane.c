@@ -73,6 +73,7 @@ void lane_start(struct engine *g, struct lane *lane, struct slot *slot) {
         ASSERT(page >= 0); /* admission counted them */
         lane->pages[lane->n_pages++] = (uint32_t)page;
     }
+    lane->moved = true;
 }
 
 static struct record *push(struct lane *lane, uint32_t position, uint32_t id,

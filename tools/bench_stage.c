@@ -100,7 +100,12 @@ static void step_make(struct steps *s, uint32_t n_seqs, uint32_t n, uint32_t pos
     for (uint32_t i = 0; i < n_wants; i++)
         s->wants[i] = (struct device_want){
             .row = n_seqs * n - n_wants + i, .target = DEVICE_NO_TOKEN, .params = {.top_p = 1}};
-    s->batch = (struct device_batch){n_seqs * n, s->rows, n_seqs, s->pages[0], n_wants, s->wants};
+    s->batch = (struct device_batch){.n_rows = n_seqs * n,
+                                     .rows = s->rows,
+                                     .n_seqs = n_seqs,
+                                     .pages = s->pages[0],
+                                     .n_wants = n_wants,
+                                     .wants = s->wants};
 }
 
 /* Products of a stage. */
