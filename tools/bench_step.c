@@ -278,7 +278,8 @@ static void fill(struct bench_steps *s) {
 
     for (uint64_t at = 0; at < n; at += BENCH_PROMPT_ROWS) {
         const uint32_t n_rows = n - at < BENCH_PROMPT_ROWS ? (uint32_t)(n - at) : BENCH_PROMPT_ROWS;
-        const struct device_batch batch = {n_rows, s->rows, s->n_seqs, s->pages, 0, NULL};
+        const struct device_batch batch = {
+            .n_rows = n_rows, .rows = s->rows, .n_seqs = s->n_seqs, .pages = s->pages};
 
         for (uint32_t i = 0; i < n_rows; i++) {
             const uint32_t seq = (uint32_t)((at + i) / s->context);

@@ -44,7 +44,12 @@ void bench_step_make_decode(struct bench_steps *s, uint32_t n, bool drawn) {
             .target = DEVICE_NO_TOKEN,
             .params = {.temperature = drawn ? 0.8f : 0, .top_p = drawn ? 0.95f : 1, .seed = i}};
     }
-    s->batch = (struct device_batch){n, s->rows, s->n_seqs, s->pages, n, s->wants};
+    s->batch = (struct device_batch){.n_rows = n,
+                                     .rows = s->rows,
+                                     .n_seqs = s->n_seqs,
+                                     .pages = s->pages,
+                                     .n_wants = n,
+                                     .wants = s->wants};
 }
 
 /* A prompt's first rows, on the pages of as many sequences as it needs. */
