@@ -59,7 +59,12 @@ void bench_step_make_prompt(struct bench_steps *s) {
         s->rows[i] = (struct device_row){(29 * i + 5) % s->model.vocab, i, 0};
     s->wants[0] = (struct device_want){
         .row = BENCH_PROMPT_ROWS - 1, .target = DEVICE_NO_TOKEN, .params = {.top_p = 1}};
-    s->batch = (struct device_batch){BENCH_PROMPT_ROWS, s->rows, s->n_seqs, s->pages, 1, s->wants};
+    s->batch = (struct device_batch){.n_rows = BENCH_PROMPT_ROWS,
+                                     .rows = s->rows,
+                                     .n_seqs = s->n_seqs,
+                                     .pages = s->pages,
+                                     .n_wants = 1,
+                                     .wants = s->wants};
 }
 
 /* All stages up to the copy of results, as forward.c asks for them. */
