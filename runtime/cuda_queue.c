@@ -137,12 +137,10 @@ static struct cuda_graph *find(struct cuda_queue *q, uint32_t n_rows,
 
 static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, struct err *e) {
     struct cuda_driver *driver = d->driver;
-    struct cuda_queue *q = &d->queue;
     CUgraph graph = NULL;
     CUresult ended;
     int r;
 
-    drop(d, g);
     r = cuda_driver_check(
         driver,
         driver->cuda.cuStreamBeginCapture_v2(driver->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
@@ -157,12 +155,18 @@ static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, 
         r = cuda_driver_check(driver, driver->cuda.cuGraphInstantiateWithFlags(&g->exec, graph, 0),
                               "make a graph", e);
     if (graph) (void)driver->cuda.cuGraphDestroy(graph);
-    if (r < 0) return r;
+    return r;
+}
+
+/* A step that was not seen before takes the place of another and is remembered. */
+static void remember(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows) {
+    const struct cuda_queue *q = &d->queue;
+
+    drop(d, g);
     memcpy(g->ops, q->ops, q->n_ops * sizeof(*q->ops));
     g->n_ops = q->n_ops;
     g->plan = d->plan;
     g->n_rows = n_rows;
-    return 0;
 }
 
 int cuda_queue_run(struct cuda_device *d, struct err *e) {
@@ -177,9 +181,13 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
         return cuda_queue_flush(d, e);
     if (n_rows > d->limits.n_rows) n_rows = d->n_rows;
     g = find(q, n_rows, &d->plan, &found);
-    r = cuda_driver_work(driver, e);
-    if (r == 0 && !found) r = record(d, g, n_rows, e);
     g->used = ++q->n_steps;
+    if (!found) {
+        remember(d, g, n_rows);
+        return cuda_queue_flush(d, e);
+    }
+    r = cuda_driver_work(driver, e);
+    if (r == 0 && !g->exec) r = record(d, g, n_rows, e);
     if (r == 0)
         r = cuda_driver_check(driver, driver->cuda.cuGraphLaunch(g->exec, driver->stream), "a step",
                               e);
