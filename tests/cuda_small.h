@@ -84,6 +84,30 @@ static inline int small_look(struct device *dev, struct err *e) {
     return r;
 }
 
+/* A layer stage by stage, each waited for by a look at what it leaves. */
+static inline int small_stages(struct device *dev, struct err *e) {
+    static uint16_t row[2 * SMALL_VOCAB];
+    const struct device_batch b = small_batch(1);
+    const struct schedule s = schedule_canonical();
+    const struct device_ops *ops = dev->ops;
+    int r = ops->upload(dev, &b, e);
+
+    if (r == 0) r = ops->embed(dev, e);
+    if (r == 0) r = ops->read(dev, DEVICE_X, 0, row, e);
+    if (r == 0) r = ops->attn_in(dev, 0, &s, e);
+    if (r == 0) r = ops->read(dev, DEVICE_QKV, 1, row, e);
+    if (r == 0) r = ops->attend(dev, 0, &s, e);
+    if (r == 0) r = ops->read(dev, DEVICE_ATTN, 2, row, e);
+    if (r == 0) r = ops->attn_out(dev, 0, &s, e);
+    if (r == 0) r = ops->mlp_in(dev, 0, &s, e);
+    if (r == 0) r = ops->read(dev, DEVICE_H, 3, row, e);
+    if (r == 0) r = ops->mlp_out(dev, 0, &s, e);
+    if (r == 0) r = ops->head(dev, 0, 1, &s, e);
+    if (r == 0) r = ops->read(dev, DEVICE_LOGITS, 0, row, e);
+    if (r == 0) r = ops->sample(dev, 0, 1, e);
+    return r < 0 ? r : ops->wait(dev, e);
+}
+
 /* NULL where every operation gives -EIO and says that the device is lost, else the name of one
  * that does not. */
 static inline const char *small_not_lost(struct device *dev) {

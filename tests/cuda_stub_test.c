@@ -450,7 +450,8 @@ static bool is_ignored(const char *name) {
 
 enum stage { OPEN, LOAD, WORK, CLOSE };
 
-/* Open, load, two steps (the second replays what the first recorded), a look; where it failed. */
+/* Open, load, three steps (launched, recorded, replayed), a look, a layer stage by stage;
+ * where it failed. */
 static enum stage go(struct weights *w, struct device **out_dev, int *out_r, struct err *e) {
     *out_r = open_device(out_dev, e);
     if (*out_r < 0) return OPEN;
@@ -458,7 +459,9 @@ static enum stage go(struct weights *w, struct device **out_dev, int *out_r, str
     if (*out_r < 0) return LOAD;
     *out_r = small_step(*out_dev, 2, e);
     if (*out_r == 0) *out_r = small_step(*out_dev, 2, e);
+    if (*out_r == 0) *out_r = small_step(*out_dev, 2, e);
     if (*out_r == 0) *out_r = small_look(*out_dev, e);
+    if (*out_r == 0) *out_r = small_stages(*out_dev, e);
     return *out_r < 0 ? WORK : CLOSE;
 }
 
@@ -503,7 +506,7 @@ static void test_every_call(void **state) {
 
     (void)state;
     assert_int_equal(go(NULL, &dev, &r, &e), CLOSE);
-    assert_true(cuda->n_launches > 30 && cuda->n_graphs == 1);
+    assert_true(cuda->n_launches > 30 && cuda->n_graphs == 2);
     dev->ops->close(dev);
     n_calls = cuda->n_calls;
     print_message("%u calls, each fails in %zu ways\n", n_calls, sizeof(codes) / sizeof(codes[0]));
@@ -677,6 +680,41 @@ static void test_graphs(void **state) {
     dev->ops->close(dev);
 }
 
+/* Rows that kernels are launched for, and that a stage is launched once. */
+static void test_launches(void **state) {
+    struct device_limits least = small_limits;
+    const struct device_batch b = small_batch(0);
+    static uint16_t row[256];
+    struct device *dev;
+    uint32_t n;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    assert_int_equal(small_step(dev, 0, &e), 0);
+    assert_int_equal(small_step(dev, 0, &e), 0);
+    assert_int_equal(cuda->n_embedded, 4); /* of a graph: rounded up */
+    assert_int_equal(dev->ops->embed(dev, &e), 0);
+    assert_int_equal(dev->ops->read(dev, DEVICE_X, 0, row, &e), 0);
+    assert_int_equal(cuda->n_embedded, 3); /* by itself: as they are */
+    assert_int_equal(dev->ops->upload(dev, &b, &e), 0);
+    n = cuda->n_launches;
+    assert_int_equal(dev->ops->embed(dev, &e), 0);
+    assert_int_equal(cuda->n_launches, n);
+    assert_int_equal(dev->ops->read(dev, DEVICE_X, 0, row, &e), 0);
+    assert_int_equal(dev->ops->read(dev, DEVICE_X, 0, row, &e), 0);
+    assert_int_equal(cuda->n_launches, n + 1);
+    /* Never for more than there is room for. */
+    least.n_rows = 7;
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &least, &e), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(small_step(dev, 4, &e), 0);
+        assert_int_equal(cuda->n_embedded, 7);
+    }
+    dev->ops->close(dev);
+}
+
 /* What is lost stays so, whoever asks; and another thread may close. */
 static void *close_driver(void *driver) {
     cuda_driver_close(driver);
@@ -820,6 +858,7 @@ int main(void) {
         CASE(test_weights),
         CASE(test_every_allocation),
         CASE(test_graphs),
+        CASE(test_launches),
         CASE(test_driver),
         CASE(test_threads),
         CASE(test_load_again),

@@ -614,6 +614,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **p
         if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
             c->gridDimX % c->attrs[i].value.clusterDim.x)
             return wrong("a grid that is not of whole clusters");
+    if (!strcmp(t->name, "sm90_embed_bf16")) stub_cuda.n_embedded = c->gridDimX;
     if (recorded)
         recorded->n_launches++;
     else
