@@ -46,7 +46,7 @@ int main(void) {
 
 enum {
     PATH_BYTES = 512,
-    RESERVE = 256 << 20, /* docs/cuda.md: left to the driver */
+    RESERVE = 256 << 20, /* SPEC 7.7: left to the driver */
 };
 
 static char stub_folder[PATH_BYTES]; /* beside this program */
