@@ -11,6 +11,7 @@
 #include "runtime/model.h"
 #include "runtime/model_tensor.h"
 #include "runtime/weights.h"
+#include "runtime/weights_ahead.h"
 
 static int take_matrix(struct cpu_weights *cw, struct cpu_matrix *x, uint32_t n, uint32_t n_k,
                        const char *what, struct err *e) {
@@ -57,17 +58,15 @@ static int take_all(const struct model *m, struct cpu_weights *cw, struct err *e
     return take_each(m, cw, e);
 }
 
-/* Where a tensor goes: a vector as it is, a matrix by way of `rows`. */
-static int put(const struct model *m, struct cpu_weights *cw, const struct model_tensor *want,
-               struct weights *w, uint16_t *rows, struct err *e) {
+/* Where a tensor goes: a vector and the embedding as they are, a matrix in blocks. */
+static void put(const struct model *m, struct cpu_weights *cw, const struct model_tensor *want,
+                const uint16_t *values) {
     const uint32_t q_blocks = m->n_heads * m->head_dim / CPU_LANES;
     const uint32_t kv_blocks = m->n_kv_heads * m->head_dim / CPU_LANES;
-    const struct weights_tensor *t = weights_find(w, want->name);
     struct cpu_layer *l = want->role < MODEL_LAYER_ROLES ? &cw->layers[want->layer] : NULL;
     struct cpu_matrix *x = &cw->head;
     uint32_t first = 0, step = 1;
-    uint16_t *to = rows;
-    int r;
+    uint16_t *to = NULL; /* as it is */
 
     switch (want->role) {
     case MODEL_NORM_IN:
@@ -80,7 +79,7 @@ static int put(const struct model *m, struct cpu_weights *cw, const struct model
         to = cw->norm_final;
         break;
     case MODEL_EMBED:
-        to = m->tied ? rows : cw->embed;
+        to = m->tied ? NULL : cw->embed;
         break;
     case MODEL_Q:
         x = &l->qkv;
@@ -106,38 +105,43 @@ static int put(const struct model *m, struct cpu_weights *cw, const struct model
     default:
         break;
     }
-    r = weights_read(w, t, to, e);
-    if (r == 0 && to == rows) cpu_matrix_put(x, rows, want->n, first, step);
+    if (to)
+        memcpy(to, values, model_tensor_values(want) * sizeof(*values));
+    else
+        cpu_matrix_put(x, values, want->n, first, step);
+}
+
+static int read_all(const struct model *m, struct weights *w, struct cpu_weights *cw,
+                    struct err *e) {
+    struct weights_ahead *ahead = NULL;
+    struct model_tensor want;
+    const uint16_t *values;
+    int r = weights_ahead_open(w, m, &ahead, e);
+
+    for (uint32_t i = 0; r == 0 && model_tensor_at(m, i, &want); i++) {
+        r = weights_ahead_next(ahead, &values, e);
+        if (r == 0) put(m, cw, &want, values);
+    }
+    weights_ahead_close(ahead);
     return r;
 }
 
 int cpu_weights_load(const struct model *m, struct weights *w, struct cpu_weights **out_weights,
                      struct err *e) {
-    const uint64_t n_values_max = model_tensor_values_max(m);
     struct cpu_weights *cw = NULL;
-    struct model_tensor want;
-    uint16_t *rows = NULL;
     int r = model_tensor_check(m, w, e);
 
     if (r) return r;
     cw = calloc(1, sizeof(*cw));
     if (!cw) return err_set(e, -ENOMEM, "weights: %zu bytes", sizeof(*cw));
     r = take_all(m, cw, e);
-    if (r) goto out;
-    rows = malloc(n_values_max * sizeof(*rows));
-    if (!rows) {
-        r = err_set(e, -ENOMEM, "weights: %zu bytes to read a tensor",
-                    (size_t)n_values_max * sizeof(*rows));
-        goto out;
+    if (r == 0) r = read_all(m, w, cw, e);
+    if (r < 0) {
+        cpu_weights_close(cw);
+        return r;
     }
-    for (uint32_t i = 0; model_tensor_at(m, i, &want); i++)
-        if ((r = put(m, cw, &want, w, rows, e))) goto out;
     *out_weights = cw;
-    cw = NULL;
-out:
-    free(rows);
-    cpu_weights_close(cw);
-    return r;
+    return 0;
 }
 
 void cpu_weights_close(struct cpu_weights *cw) {

@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
 #include "runtime/model_tensor.h"
 #include "runtime/weights.h"
+#include "runtime/weights_ahead.h"
 
 enum {
     EIGHT = 8,                /* rows that are packed together */
@@ -206,16 +208,15 @@ static int make_part(struct cuda_device *d, const struct part *p, const struct w
     return r;
 }
 
-static int read_part(struct cuda_device *d, const struct part *p, struct weights *w,
-                     const struct weights_tensor *t, uint16_t *values, struct err *e) {
+static int write_part(struct cuda_device *d, const struct part *p, const uint16_t *values,
+                      struct err *e) {
     struct cuda_driver *driver = d->driver;
     const size_t n_bytes = model_tensor_values(&p->t) * sizeof(*values);
-    int r = weights_read(w, t, values, e);
+    int r;
 
-    if (r < 0) return r;
     if (p->to && (r = write_bytes(d, p->to, values, n_bytes, p->t.name, e)) < 0) return r;
     if (p->matrix && (r = pack(d, p, NULL, values, e)) < 0) return r;
-    /* The next tensor is read into the same place. */
+    /* Its values go with the next. */
     return cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p->t.name,
                              e);
 }
@@ -234,23 +235,38 @@ static int clear_all(struct cuda_device *d, struct err *e) {
     return r;
 }
 
-int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
-    const size_t n_bytes = model_tensor_values_max(&d->model) * sizeof(uint16_t);
-    uint16_t *values = malloc(n_bytes);
+static int make_all(struct cuda_device *d, struct weights *w, struct err *e) {
+    struct weights_rule rule;
     struct part p;
-    int r;
+    int r = 0;
 
-    if (!values) return err_set(e, -ENOMEM, "weights: %zu bytes to read a tensor", n_bytes);
-    r = clear_all(d, e);
     for (uint32_t i = 0; r == 0 && part_at(d, i, &p); i++) {
-        const struct weights_tensor *t = weights_find(w, p.t.name);
-        struct weights_rule rule;
-
-        r = weights_rule_of(w, t, &rule) ? make_part(d, &p, &rule, e)
-                                         : read_part(d, &p, w, t, values, e);
+        if (!weights_rule_of(w, weights_find(w, p.t.name), &rule)) ASSERT(false);
+        r = make_part(d, &p, &rule, e);
     }
-    free(values);
     return r;
+}
+
+static int write_all(struct cuda_device *d, struct weights *w, struct err *e) {
+    struct weights_ahead *ahead = NULL;
+    const uint16_t *values;
+    struct part p;
+    int r = weights_ahead_open(w, &d->model, &ahead, e);
+
+    for (uint32_t i = 0; r == 0 && part_at(d, i, &p); i++) {
+        r = weights_ahead_next(ahead, &values, e);
+        if (r == 0) r = write_part(d, &p, values, e);
+    }
+    weights_ahead_close(ahead);
+    return r;
+}
+
+int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
+    struct weights_rule rule;
+    int r = clear_all(d, e);
+
+    if (r < 0) return r;
+    return weights_rule_of(w, weights_at(w, 0), &rule) ? make_all(d, w, e) : write_all(d, w, e);
 }
 
 #endif

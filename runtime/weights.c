@@ -60,12 +60,34 @@ struct weights {
     uint64_t n_bytes;
     char *names; /* of made-up tensors, MODEL_TENSOR_NAME_BYTES each */
     uint64_t seed;
+    struct weights_reader *reader;
+};
+
+struct weights_reader {
     struct sha256 *sha256;
     uint8_t *chunk; /* CHUNK_BYTES */
 };
 
 static int no_memory(struct err *e) {
     return err_set(e, -ENOMEM, "no memory for the table of weights");
+}
+
+struct weights_reader *weights_reader_open(void) {
+    struct weights_reader *reader = calloc(1, sizeof(*reader));
+
+    if (!reader) return NULL;
+    reader->sha256 = sha256_open();
+    reader->chunk = malloc(CHUNK_BYTES);
+    if (reader->sha256 && reader->chunk) return reader;
+    weights_reader_close(reader);
+    return NULL;
+}
+
+void weights_reader_close(struct weights_reader *reader) {
+    if (!reader) return;
+    sha256_close(reader->sha256);
+    free(reader->chunk);
+    free(reader);
 }
 
 static int path_of(const struct weights *w, const char *name, char path[PATH_BYTES],
@@ -270,9 +292,8 @@ int weights_open(const char *folder, bool round, struct weights **out_weights, s
     w->round = round;
     w->folder = strdup(folder);
     w->shards = calloc(WEIGHTS_SHARDS_MAX, sizeof(w->shards[0]));
-    w->sha256 = sha256_open();
-    w->chunk = malloc(CHUNK_BYTES);
-    if (!w->folder || !w->shards || !w->sha256 || !w->chunk) {
+    w->reader = weights_reader_open();
+    if (!w->folder || !w->shards || !w->reader) {
         r = no_memory(e);
         goto out;
     }
@@ -314,10 +335,9 @@ int weights_make_up(const struct model *m, uint64_t seed, struct weights **out_w
     while (model_tensor_at(m, n, &t)) n++;
     if (!w) return no_memory(e);
     w->seed = seed;
-    w->sha256 = sha256_open();
     w->entries = calloc(n, sizeof(w->entries[0]));
     w->names = calloc(n, MODEL_TENSOR_NAME_BYTES);
-    if (!w->sha256 || !w->entries || !w->names) {
+    if (!w->entries || !w->names) {
         weights_close(w);
         return no_memory(e);
     }
@@ -344,8 +364,7 @@ void weights_close(struct weights *w) {
     free(w->entries);
     free(w->names);
     free(w->folder);
-    free(w->chunk);
-    sha256_close(w->sha256);
+    weights_reader_close(w->reader);
     free(w);
 }
 
@@ -401,22 +420,23 @@ static void round_values(enum weights_dtype dtype, const uint8_t *bytes, size_t 
 }
 
 /* Reads a tensor once through, digests it, and leaves its values where out_values is not NULL. */
-static int read_entry(struct weights *w, struct entry *entry, uint16_t *out_values, struct err *e) {
+static int read_entry(struct weights_reader *reader, struct entry *entry, uint16_t *out_values,
+                      struct err *e) {
     const struct shard *s = entry->shard;
     bool direct = out_values && entry->tensor.dtype == WEIGHTS_BF16;
     uint8_t digest[SHA256_BYTES];
     uint64_t off = 0;
     int r;
 
-    sha256_start(w->sha256);
+    sha256_start(reader->sha256);
     while (off < entry->tensor.n_bytes) {
         uint64_t n_left = entry->tensor.n_bytes - off;
         size_t n = n_left < CHUNK_BYTES ? (size_t)n_left : CHUNK_BYTES;
-        uint8_t *to = direct ? (uint8_t *)out_values + off : w->chunk;
+        uint8_t *to = direct ? (uint8_t *)out_values + off : reader->chunk;
 
         r = file_read_at(s->fd, s->name, s->data_off + entry->header->begin + off, to, n, e);
         if (r < 0) return r;
-        sha256_add(w->sha256, to, n);
+        sha256_add(reader->sha256, to, n);
         if (out_values && !direct) {
             size_t value_bytes = entry->tensor.dtype == WEIGHTS_F16 ? 2 : 4;
 
@@ -424,7 +444,7 @@ static int read_entry(struct weights *w, struct entry *entry, uint16_t *out_valu
         }
         off += n;
     }
-    sha256_end(w->sha256, digest);
+    sha256_end(reader->sha256, digest);
     if (entry->digested && memcmp(entry->digest, digest, sizeof(digest)) != 0)
         return err_set(e, -EIO, "%s: tensor %.80s changed since it was read", s->name,
                        entry->tensor.name);
@@ -489,8 +509,8 @@ static void make_up(const struct weights_rule *rule, uint64_t n, uint16_t *out_v
     }
 }
 
-int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
-                 struct err *e) {
+int weights_read_by(struct weights_reader *reader, struct weights *w,
+                    const struct weights_tensor *t, uint16_t *out_values, struct err *e) {
     struct entry *entry = &w->entries[weights_index(w, t)];
 
     if (!entry->header) {
@@ -501,7 +521,12 @@ int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *ou
         return err_set(e, -ENOTSUP, "%s: tensor %.80s: dtype %s is not %s", entry->shard->name,
                        t->name, entry->header->dtype,
                        t->dtype == WEIGHTS_OTHER ? "implemented" : "taken without rounding");
-    return read_entry(w, entry, out_values, e);
+    return read_entry(reader, entry, out_values, e);
+}
+
+int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
+                 struct err *e) {
+    return weights_read_by(w->reader, w, t, out_values, e);
 }
 
 static void add_uint(struct sha256 *s, uint64_t x, size_t n_bytes) {
@@ -514,6 +539,8 @@ static void add_text(struct sha256 *s, const char *text) {
 }
 
 int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], struct err *e) {
+    struct sha256 *sum;
+
     if (w->names) {
         char text[64];
         const int n = snprintf(text, sizeof(text), "llm42 made-up weights v1 %llu",
@@ -523,21 +550,22 @@ int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], 
         return 0;
     }
     for (size_t i = 0; i < w->n_entries; i++) {
-        int r = w->entries[i].digested ? 0 : read_entry(w, &w->entries[i], NULL, e);
+        int r = w->entries[i].digested ? 0 : read_entry(w->reader, &w->entries[i], NULL, e);
 
         if (r < 0) return r;
     }
-    sha256_start(w->sha256);
+    sum = w->reader->sha256;
+    sha256_start(sum);
     for (size_t i = 0; i < w->n_entries; i++) {
         const struct entry *entry = &w->entries[i];
 
-        add_text(w->sha256, entry->tensor.name);
-        add_text(w->sha256, entry->header->dtype);
-        add_uint(w->sha256, entry->tensor.rank, sizeof(uint32_t));
+        add_text(sum, entry->tensor.name);
+        add_text(sum, entry->header->dtype);
+        add_uint(sum, entry->tensor.rank, sizeof(uint32_t));
         for (uint32_t d = 0; d < entry->tensor.rank; d++)
-            add_uint(w->sha256, entry->tensor.shape[d], sizeof(uint64_t));
-        sha256_add(w->sha256, entry->digest, sizeof(entry->digest));
+            add_uint(sum, entry->tensor.shape[d], sizeof(uint64_t));
+        sha256_add(sum, entry->digest, sizeof(entry->digest));
     }
-    sha256_end(w->sha256, out_digest);
+    sha256_end(sum, out_digest);
     return 0;
 }

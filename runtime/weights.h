@@ -75,6 +75,13 @@ uint64_t weights_bytes(const struct weights *w); /* of all tensors, in the files
 int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
                  struct err *e);
 
+/* The same by a reader of one's own: several threads may read different tensors at a time. */
+struct weights_reader;
+struct weights_reader *weights_reader_open(void);         /* NULL: no memory */
+void weights_reader_close(struct weights_reader *reader); /* NULL is fine */
+int weights_read_by(struct weights_reader *reader, struct weights *w,
+                    const struct weights_tensor *t, uint16_t *out_values, struct err *e);
+
 /* A digest in which sharding does not show (SPEC.md 2.13).  Reads what was not read yet.
  *
  * SHA-256 over, for each tensor in the order of strcmp of the names, all integers little-endian:
