@@ -136,11 +136,13 @@ $(BUILD)/tests/%_test: tests/%_test.c $(BUILD)/llm42d.a $(BUILD)/libllm42.a $(re
 # Whole daemons for tests/fault_test.sh: over a device that goes wrong, and built without CUDA.
 $(BUILD)/tests/llm42d-fault: tests/fault_daemon.c $(BUILD)/daemon/main.o $(BUILD)/llm42d.a
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $^ -Wl,--wrap=device_cpu_open $(LIBS) -o $@
+	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(BUILD)/daemon/main.o $(BUILD)/llm42d.a \
+	    -Wl,--wrap=device_cpu_open $(LIBS) -o $@
 
 $(BUILD)/tests/llm42d-nocuda: runtime/device_cuda.c $(BUILD)/daemon/main.o $(BUILD)/llm42d.a
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CFLAGS) -ULLM42_CUDA -MMD -MP -MF $@.d $^ $(LIBS) -o $@
+	$(Q)$(CC) $(ALL_CFLAGS) -ULLM42_CUDA -MMD -MP -MF $@.d $< $(BUILD)/daemon/main.o \
+	    $(BUILD)/llm42d.a $(LIBS) -o $@
 
 $(BUILD)/tests/%_fuzz: tests/%_fuzz.c $(BUILD)/llm42d.a $(BUILD)/libllm42.a
 	@mkdir -p $(@D)
