@@ -250,7 +250,8 @@ struct pair {
     struct device *devices[DEVICES];
     const struct model *m;
     struct device_row rows[MODEL_ROWS];
-    uint32_t n_rows;
+    uint32_t n_rows, n_wants;
+    uint32_t *pages;       /* one line, as long as the device reads it */
     void *values[DEVICES]; /* of a row of any buffer */
 };
 
@@ -340,7 +341,7 @@ static int both(struct pair *p, struct err *e) {
     struct device_result results[DEVICES][2];
     uint8_t flagged[DEVICES][MODEL_ROWS];
     const struct schedule s = schedule_canonical();
-    const uint32_t n_wants = p->n_rows > 1 ? 2 : 1;
+    const uint32_t n_wants = p->n_wants;
     struct device_want wants[2];
     int r = 0;
 
@@ -348,11 +349,10 @@ static int both(struct pair *p, struct err *e) {
         wants[i] = want_of(p->n_rows - 1 - i, 1 - i, p->m->vocab);
     for (int i = 0; r == 0 && i < DEVICES; i++) {
         struct device *dev = p->devices[i];
-        const uint32_t n_pages = 1, page = 0;
         const struct device_batch batch = {.n_rows = p->n_rows,
                                            .rows = p->rows,
-                                           .n_seqs = n_pages,
-                                           .pages = &page,
+                                           .n_seqs = 1,
+                                           .pages = p->pages,
                                            .n_wants = n_wants,
                                            .wants = wants};
 
@@ -377,7 +377,7 @@ static int both(struct pair *p, struct err *e) {
 int selftest_model(struct device *dev, const struct model *m, struct weights *w,
                    const struct device_limits *dev_limits, uint32_t n_threads, struct err *e) {
     const struct device_cpu_options options = {.n_threads = n_threads};
-    struct device_limits twin_limits = *dev_limits;
+    struct device_limits twin_limits;
     struct pair p = {.devices = {dev}, .m = m};
     struct model layer = *m;
     size_t n_bytes = 0;
@@ -387,17 +387,25 @@ int selftest_model(struct device *dev, const struct model *m, struct weights *w,
     layer.n_layers = 1;
     p.n_rows = dev_limits->n_rows < MODEL_ROWS ? dev_limits->n_rows : MODEL_ROWS;
     if (p.n_rows > dev_limits->n_positions) p.n_rows = dev_limits->n_positions;
-    twin_limits.n_rows = p.n_rows;
-    twin_limits.n_pages = 1;
+    p.n_wants = p.n_rows > 1 && dev_limits->n_wants > 1 && dev_limits->n_logit_rows > 1 ? 2 : 1;
+    twin_limits = (struct device_limits){.n_rows = p.n_rows,
+                                         .n_seqs = 1,
+                                         .n_pages = 1,
+                                         .n_seq_pages = 1,
+                                         .n_wants = p.n_wants,
+                                         .n_logit_rows = p.n_wants,
+                                         .n_positions = p.n_rows};
     for (uint32_t i = 0; i < p.n_rows; i++)
         p.rows[i] = (struct device_row){(i * 7919 + 11) % m->vocab, i, 0};
     for (enum device_buffer i = DEVICE_X; i <= DEVICE_LOGITS; i++)
         if (row_bytes(m, i) > n_bytes) n_bytes = row_bytes(m, i);
     for (int i = 0; i < DEVICES; i++) p.values[i] = malloc(n_bytes);
-    if (!p.values[DEVICE] || !p.values[TWIN]) r = err_set(e, -ENOMEM, "self-test");
+    p.pages = calloc(dev_limits->n_seq_pages, sizeof(*p.pages));
+    if (!p.pages || !p.values[DEVICE] || !p.values[TWIN]) r = err_set(e, -ENOMEM, "self-test");
     if (r == 0) r = p.devices[TWIN]->ops->load(p.devices[TWIN], &layer, w, &twin_limits, e);
     if (r == 0) r = both(&p, e);
     for (int i = 0; i < DEVICES; i++) free(p.values[i]);
+    free(p.pages);
     p.devices[TWIN]->ops->close(p.devices[TWIN]);
     return r;
 }

@@ -96,12 +96,15 @@ static int compared(uint64_t seed, uint64_t twin_seed, const struct device_limit
 }
 
 static void test_model(void **state) {
-    struct device_limits small = {1, 1, 1, 1, 1, 1, 1};
+    struct device_limits small = {1, 1, 1, 1, 1, 1, 1}, one_want = limits, one_logit = limits;
     struct err e = {{0}};
 
     (void)state;
     if (compared(7, 7, &limits, &e) < 0) fail_msg("%s", e.text);
     if (compared(7, 7, &small, &e) < 0) fail_msg("%s", e.text);
+    one_want.n_wants = one_logit.n_logit_rows = 1;
+    if (compared(7, 7, &one_want, &e) < 0) fail_msg("%s", e.text);
+    if (compared(7, 7, &one_logit, &e) < 0) fail_msg("%s", e.text);
     assert_int_equal(compared(7, 8, &limits, &e), -EPROTO);
     assert_non_null(strstr(e.text, "residual stream, row 0, value 0"));
 }
