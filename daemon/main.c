@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,9 +42,9 @@ enum exit_code {
 };
 
 enum {
-    LOADING_EXTEND_MS = 5000,  /* between two requests for more time to start.. */
-    LOADING_EXTENDS_MAX = 120, /* ..so often at most: a load that hangs must not last for ever */
-    FDS_SPARE = 64,            /* descriptors beside those of connections */
+    LOADING_EXTEND_S = 5, /* between two requests for more time to start.. */
+    LOADING_S_MAX = 600,  /* ..so long at most: a load that hangs must not last for ever */
+    FDS_SPARE = 64,       /* descriptors beside those of connections */
     THREADS_MAX = 256,
     CPU_STEP_TOKENS = 256,
     CUDA_STEP_TOKENS = 1024,
@@ -75,20 +76,33 @@ static const char usage[] =
 struct loading {
     pthread_t thread;
     int signals, stop;
+    struct engine_progress progress;
 };
 
+static void loading_status(struct loading *w) {
+    const uint64_t n_all = atomic_load(&w->progress.n_all), n = atomic_load(&w->progress.n_bytes);
+    char text[64] = "loading";
+
+    if (n_all)
+        (void)snprintf(text, sizeof(text), "loading: %u %% of %llu MB",
+                       (unsigned)((n < n_all ? n : n_all) * 100 / n_all),
+                       (unsigned long long)(n_all / 1000000));
+    notify_status(text);
+}
+
 static void *loading_main(void *arg) {
-    const struct loading *w = arg;
+    struct loading *w = arg;
     struct pollfd fds[2] = {{.fd = w->stop, .events = POLLIN},
                             {.fd = w->signals, .events = POLLIN}};
     struct signalfd_siginfo s;
 
-    for (int n_extends = 0;;) {
-        int n = poll(fds, 2, LOADING_EXTEND_MS);
+    for (int n_seconds = 1;; n_seconds++) {
+        int n = poll(fds, 2, 1000);
 
         if (fds[0].revents) return NULL;
-        if (n == 0 && n_extends++ < LOADING_EXTENDS_MAX)
-            notify_extend((uint64_t)LOADING_EXTEND_MS * 3000);
+        if (n == 0) loading_status(w);
+        if (n == 0 && n_seconds % LOADING_EXTEND_S == 0 && n_seconds <= LOADING_S_MAX)
+            notify_extend((uint64_t)LOADING_EXTEND_S * 3000000);
         if (n <= 0 || !fds[1].revents || read(w->signals, &s, sizeof(s)) < 0) continue;
         if (s.ssi_signo == SIGHUP) continue;
         log_line(LOG_AT_INFO, "stopped while loading");
@@ -281,8 +295,10 @@ static int device_start(const struct config *c, struct device **out_dev, struct 
     return r;
 }
 
-static int engine_start(const struct config *c, struct engine **out_engine, struct err *e) {
+static int engine_start(const struct config *c, struct engine_progress *progress,
+                        struct engine **out_engine, struct err *e) {
     struct engine_options o = {.model_path = c->model_path,
+                               .progress = progress,
                                .round_weights = c->round_weights,
                                .random_seed = c->random_seed,
                                .policy = (enum plan_policy)c->policy,
@@ -309,11 +325,11 @@ static int engine_start(const struct config *c, struct engine **out_engine, stru
 
 /* Loads the model while signals are answered. */
 static int load(const struct config *c, struct engine **out_engine, struct err *e) {
-    struct loading w;
+    struct loading w = {.progress = {0, 0}};
     int r;
 
     if (loading_begin(&w) < 0) return err_set(e, -EAGAIN, "no thread to load beside");
-    r = engine_start(c, out_engine, e);
+    r = engine_start(c, &w.progress, out_engine, e);
     loading_end(&w);
     return r;
 }

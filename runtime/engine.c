@@ -140,6 +140,10 @@ static int load(struct engine *g, struct err *e) {
     r = o->random_seed ? weights_make_up(&g->facts.model, o->random_seed, &w, e)
                        : weights_open(o->model_path, o->round_weights, &w, e);
     if (r < 0) return r;
+    if (o->progress) {
+        atomic_store(&o->progress->n_all, weights_bytes(w));
+        weights_count_in(w, &o->progress->n_bytes);
+    }
     if ((r = model_tensor_check(&g->facts.model, w, e)) < 0) goto out;
     if ((r = model_tensor_check_others(&g->facts.model, w, e)) < 0) goto out;
     if ((r = g->dev->ops->load(g->dev, &g->facts.model, w, &limits, e)) < 0) goto out;
@@ -307,6 +311,7 @@ int engine_open(const struct engine_options *o, struct device *dev, struct engin
     if ((r = load(g, e)) < 0) goto out;
     if ((r = take_memory(g, e)) < 0) goto out;
     if ((r = self_test(g, e)) < 0) goto out;
+    g->facts.options.progress = NULL;
 
     *out_engine = g;
     g = NULL;

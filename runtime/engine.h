@@ -35,8 +35,15 @@ enum {
     ENGINE_REQUESTS_MAX = 1024,
 };
 
+/* How far engine_open is, for another thread to look at. */
+struct engine_progress {
+    _Atomic uint64_t n_bytes; /* of weights, read */
+    _Atomic uint64_t n_all;   /* of them all; 0 before the files are open */
+};
+
 struct engine_options {
     const char *model_path;
+    struct engine_progress *progress; /* or NULL; of engine_open alone */
     bool round_weights;   /* take fp16 and fp32 weights, rounded; enters the fingerprint */
     uint64_t random_seed; /* weights made up by this seed, SPEC 4.5; 0: the folder's */
     enum plan_policy policy;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +62,7 @@ struct weights {
     char *names; /* of made-up tensors, MODEL_TENSOR_NAME_BYTES each */
     uint64_t seed;
     struct weights_reader *reader;
+    _Atomic uint64_t *n_read;
 };
 
 struct weights_reader {
@@ -368,6 +370,10 @@ void weights_close(struct weights *w) {
     free(w);
 }
 
+void weights_count_in(struct weights *w, _Atomic uint64_t *n_bytes) {
+    w->n_read = n_bytes;
+}
+
 size_t weights_count(const struct weights *w) {
     return w->n_entries;
 }
@@ -420,8 +426,8 @@ static void round_values(enum weights_dtype dtype, const uint8_t *bytes, size_t 
 }
 
 /* Reads a tensor once through, digests it, and leaves its values where out_values is not NULL. */
-static int read_entry(struct weights_reader *reader, struct entry *entry, uint16_t *out_values,
-                      struct err *e) {
+static int read_entry(struct weights *w, struct weights_reader *reader, struct entry *entry,
+                      uint16_t *out_values, struct err *e) {
     const struct shard *s = entry->shard;
     bool direct = out_values && entry->tensor.dtype == WEIGHTS_BF16;
     uint8_t digest[SHA256_BYTES];
@@ -443,6 +449,7 @@ static int read_entry(struct weights_reader *reader, struct entry *entry, uint16
             round_values(entry->tensor.dtype, to, n, out_values + off / value_bytes);
         }
         off += n;
+        if (w->n_read) atomic_fetch_add_explicit(w->n_read, n, memory_order_relaxed);
     }
     sha256_end(reader->sha256, digest);
     if (entry->digested && memcmp(entry->digest, digest, sizeof(digest)) != 0)
@@ -521,7 +528,7 @@ int weights_read_by(struct weights_reader *reader, struct weights *w,
         return err_set(e, -ENOTSUP, "%s: tensor %.80s: dtype %s is not %s", entry->shard->name,
                        t->name, entry->header->dtype,
                        t->dtype == WEIGHTS_OTHER ? "implemented" : "taken without rounding");
-    return read_entry(reader, entry, out_values, e);
+    return read_entry(w, reader, entry, out_values, e);
 }
 
 int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
@@ -550,7 +557,7 @@ int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], 
         return 0;
     }
     for (size_t i = 0; i < w->n_entries; i++) {
-        int r = w->entries[i].digested ? 0 : read_entry(w->reader, &w->entries[i], NULL, e);
+        int r = w->entries[i].digested ? 0 : read_entry(w, w->reader, &w->entries[i], NULL, e);
 
         if (r < 0) return r;
     }

@@ -64,6 +64,9 @@ struct weights_rule {
 bool weights_rule_of(const struct weights *w, const struct weights_tensor *t,
                      struct weights_rule *out_rule);
 
+/* Bytes that were read are added here, by any thread; NULL: nowhere. */
+void weights_count_in(struct weights *w, _Atomic uint64_t *n_bytes);
+
 size_t weights_count(const struct weights *w);
 size_t weights_index(const struct weights *w, const struct weights_tensor *t);
 const struct weights_tensor *weights_at(const struct weights *w, size_t index); /* by name order */
