@@ -292,6 +292,15 @@ static int die(struct engine *g, const char *why) {
     return g->n_waiting > 0 ? 1 : -EIO;
 }
 
+/* Wakes the loop for what was posted since it was woken last. */
+static void tell(struct engine *g) {
+    uint64_t one = 1;
+
+    if (!g->posted) return;
+    g->posted = false;
+    (void)!write(g->event_fd, &one, sizeof(one));
+}
+
 static int run(struct engine *g, const struct plan *p, struct err *e) {
     struct device_batch b = {.rows = g->rows,
                              .n_seqs = g->n_lanes + 1,
@@ -312,10 +321,14 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
             if (g->rows[i].position >= load.n_keys) load.n_keys = g->rows[i].position + 1;
         s = schedule_tuned(&g->facts.model, &load);
     }
+    tell(g); /* a step may be long, and an end was posted before it */
     r = forward_start(g->dev, g->facts.model.n_layers, g->n_logit_rows, &b, &s, g->results,
                       g->flagged, e);
     /* What the step before gave goes out while the device computes this one. */
-    if (r == 0 && g->dev->ops->queues) (void)release(g);
+    if (r == 0 && g->dev->ops->queues) {
+        (void)release(g);
+        tell(g);
+    }
     if (r == 0) r = g->dev->ops->wait(g->dev, e);
     if (r < 0) return r;
 
@@ -338,12 +351,7 @@ static void publish(struct engine *g) {
     memcpy(words, &g->now, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         atomic_store_explicit(&g->published[i], words[i], memory_order_relaxed);
-    if (g->posted) {
-        uint64_t one = 1;
-
-        g->posted = false;
-        (void)!write(g->event_fd, &one, sizeof(one));
-    }
+    tell(g);
 }
 
 static int step(struct engine *g) {

@@ -2,6 +2,7 @@
  * gives its solo digest; what is cancelled or fails takes nothing with it; nothing leaks. */
 #include "tests/harness.h"
 #include <math.h>
+#include <poll.h>
 #include <time.h>
 
 #include "tests/toy_device.h"
@@ -1220,6 +1221,59 @@ static void test_prompts_in_turn(void **state) {
     harness_close(&h);
 }
 
+struct meanwhile {
+    struct harness *h; /* NULL: nobody looks */
+    bool told;         /* the loop would have been woken */
+};
+
+static void look_meanwhile(void *context) {
+    struct meanwhile *m = context;
+    struct pollfd fd = {.events = POLLIN};
+
+    if (!m->h) return;
+    fd.fd = engine_event_fd(m->h->engine);
+    m->told = poll(&fd, 1, 0) == 1;
+    harness_drain(m->h);
+}
+
+/* While a step is computed the loop is told of what was posted before it: that a request began or
+ * ended, and, where the device computes beside us, the token of the step before. */
+static void test_told_meanwhile(void **state) {
+    for (int stop_string = 0; stop_string < 2; stop_string++) {
+        struct meanwhile m = {0};
+        const struct toy_hooks hooks = {.wait = look_meanwhile, .context = &m};
+        struct engine_options o = harness_options();
+        struct engine_request r = harness_request(ones, 4, 5);
+        struct harness_result *brief, *one;
+        struct harness h;
+
+        (void)state;
+        harness_open(&h, &o, toy_open_with(&hooks));
+        m.h = &h;
+        r.ignore_eos = true;
+        if (stop_string) add_stop(&r, "no such");
+        brief = harness_submit(&h, &r);
+        r.max_tokens = 20;
+        one = harness_submit(&h, &r);
+        for (uint32_t step = 1; step <= 20; step++) {
+            const bool at_once = !toy_queues || stop_string;
+
+            m.told = false;
+            assert_int_equal(engine_step(h.engine), 1);
+            assert_int_equal(m.told, step == 1 || !at_once || (stop_string && toy_queues));
+            assert_int_equal(one->n_ids, step - 1);
+            assert_int_equal(brief->ended, step > 5);
+            assert_int_equal(brief->n_ids, step > 5 ? 5 : step - 1);
+            if (!toy_queues) harness_drain(&h);
+        }
+        m.h = NULL;
+        harness_finish(&h);
+        assert_int_equal(one->n_ids, 20);
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_combinations),
@@ -1246,6 +1300,7 @@ int main(void) {
         cmocka_unit_test(test_due_in_turn),
         cmocka_unit_test(test_fixed_shape_wait),
         cmocka_unit_test(test_prompts_in_turn),
+        cmocka_unit_test(test_told_meanwhile),
     };
 
     int n_failed = cmocka_run_group_tests_name("a device that is waited for", tests, NULL, NULL);

@@ -35,6 +35,7 @@ struct toy_hooks {
     uint32_t (*token)(void *context, const struct device_want *want, uint32_t position,
                       uint32_t token);
     bool (*flagged)(void *context, const struct device_row *row); /* by attention */
+    void (*wait)(void *context); /* while the engine waits for a step */
     void *context;
 };
 
@@ -250,6 +251,7 @@ static int toy_wait(struct device *dev, struct err *e) {
     struct toy_device *t = (struct toy_device *)dev;
 
     (void)e;
+    if (t->hooks.wait) t->hooks.wait(t->hooks.context);
     memcpy(t->out_results, t->results, t->n_wants * sizeof(t->results[0]));
     for (uint32_t i = 0; i < t->n_rows; i++)
         t->out_flagged[i] = t->hooks.flagged && t->hooks.flagged(t->hooks.context, &t->rows[i]);
