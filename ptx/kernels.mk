@@ -45,11 +45,12 @@ $(BUILD)/ptx/%.o: $(BUILD)/ptx/%.image
 
 # What tests take for a driver and for NVRTC (tests/stub_cuda/stub.h); and memory that fails.
 ifneq ($(findstring LLM42_CUDA,$(ALL_CFLAGS)),)
-stubs := $(BUILD)/tests/stub_cuda/libcuda.so.1 $(BUILD)/tests/stub_cuda/libnvrtc.so.13
+stubs := $(addprefix $(BUILD)/tests/stub_cuda/,libcuda.so.1 libnvrtc.so.13 libnccl.so.2)
 $(BUILD)/tests/cuda_stub_test: | $(stubs)
 $(BUILD)/tests/cuda_stub_test: LIBS += -Wl,--wrap=malloc,--wrap=calloc
 $(BUILD)/tests/stub_cuda/libcuda.so.1: tests/stub_cuda/cuda.c
 $(BUILD)/tests/stub_cuda/libnvrtc.so.13: tests/stub_cuda/nvrtc.c
+$(BUILD)/tests/stub_cuda/libnccl.so.2: tests/stub_cuda/nccl.c
 $(stubs):
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,$(@F) -MMD -MP -MF $@.d $< -o $@

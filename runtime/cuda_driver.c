@@ -34,6 +34,7 @@ int cuda_driver_check(struct cuda_driver *d, CUresult result, const char *what, 
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_INVALID_DEVICE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION: /* by a later toolkit than the driver's */
     case CUDA_ERROR_STUB_LIBRARY:
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
         code = -ENODEV;

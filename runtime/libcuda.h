@@ -13,6 +13,9 @@
 
 struct err;
 
+/* The first of its name will do, and drivers before 12.8 have no other. */
+#undef cuEventElapsedTime
+
 /* With their version suffix: <cuda.h> renames these by macro, dlsym does not, and the plain
  * names are the oldest ABI. */
 #define LIBCUDA_CALLS(X)                                                                  \
@@ -24,7 +27,6 @@ struct err;
     X(cuDeviceGet, (CUdevice *, int))                                                     \
     X(cuDeviceGetName, (char *, int, CUdevice))                                           \
     X(cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                        \
-    X(cuDeviceTotalMem_v2, (size_t *, CUdevice))                                          \
     X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                  \
     X(cuDevicePrimaryCtxRelease_v2, (CUdevice))                                           \
     X(cuCtxSetCurrent, (CUcontext))                                                       \
@@ -35,27 +37,21 @@ struct err;
     X(cuMemFreeHost, (void *))                                                            \
     X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                    \
     X(cuMemsetD16Async, (CUdeviceptr, unsigned short, size_t, CUstream))                  \
-    X(cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))                        \
     X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))                \
     X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                      \
     X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                 \
     X(cuStreamCreate, (CUstream *, unsigned))                                             \
     X(cuStreamDestroy_v2, (CUstream))                                                     \
     X(cuStreamSynchronize, (CUstream))                                                    \
-    X(cuStreamQuery, (CUstream))                                                          \
-    X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                   \
     X(cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode))                           \
     X(cuStreamEndCapture, (CUstream, CUgraph *))                                          \
     X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long))          \
-    X(cuGraphUpload, (CUgraphExec, CUstream))                                             \
     X(cuGraphLaunch, (CUgraphExec, CUstream))                                             \
     X(cuGraphExecDestroy, (CUgraphExec))                                                  \
     X(cuGraphDestroy, (CUgraph))                                                          \
     X(cuEventCreate, (CUevent *, unsigned))                                               \
     X(cuEventRecord, (CUevent, CUstream))                                                 \
-    X(cuEventSynchronize, (CUevent))                                                      \
-    X(cuEventQuery, (CUevent))                                                            \
-    X(cuEventElapsedTime_v2, (float *, CUevent, CUevent))                                 \
+    X(cuEventElapsedTime, (float *, CUevent, CUevent))                                    \
     X(cuEventDestroy_v2, (CUevent))                                                       \
     X(cuLibraryLoadData, (CUlibrary *, const void *, CUjit_option *, void **, unsigned,   \
                           CUlibraryOption *, void **, unsigned))                          \
@@ -63,9 +59,7 @@ struct err;
     X(cuLibraryGetKernel, (CUkernel *, CUlibrary, const char *))                          \
     X(cuKernelGetFunction, (CUfunction *, CUkernel))                                      \
     X(cuFuncLoad, (CUfunction))                                                           \
-    X(cuFuncGetAttribute, (int *, CUfunction_attribute, CUfunction))                      \
     X(cuFuncSetAttribute, (CUfunction, CUfunction_attribute, int))                        \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, CUfunction, int, size_t))      \
     X(cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **, void **))           \
     X(cuTensorMapEncodeTiled,                                                             \
       (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,        \

@@ -38,6 +38,7 @@ int main(void) {
 #else
 
 #include "runtime/cuda_impl.h"
+#include "runtime/libnccl.h"
 #include "runtime/libnvrtc.h"
 #include "tests/cuda_small.h"
 #include "tests/stub_cuda/stub.h"
@@ -219,6 +220,17 @@ static void make_variant(const char *file, const char *lacks) {
     free(bytes);
 }
 
+static void remove_variants(void) {
+    static const char *const files[] = {"libcuda.so.1", "libnvrtc.so.13", "libnccl.so.2"};
+    char path[PATH_BYTES];
+
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", variant_folder, files[i]);
+        (void)unlink(path);
+    }
+    assert_int_equal(rmdir(variant_folder), 0);
+}
+
 static int run_lacks(const char *name) {
     const bool of_driver = !strncmp(name, "cu", 2);
     const struct device_cuda_options options = {.nvrtc_folder =
@@ -243,7 +255,6 @@ static void test_lacks(void **state) {
     static const char *const compiler[] = {LIBNVRTC_CALLS(X)
 #undef X
     };
-    char path[PATH_BYTES];
 
     (void)state;
     assert_non_null(mkdtemp(variant_folder));
@@ -255,11 +266,49 @@ static void test_lacks(void **state) {
         make_variant("libnvrtc.so.13", compiler[i]);
         in_child(run_lacks, compiler[i]);
     }
-    (void)snprintf(path, sizeof(path), "%s/libcuda.so.1", variant_folder);
-    assert_int_equal(unlink(path), 0);
-    (void)snprintf(path, sizeof(path), "%s/libnvrtc.so.13", variant_folder);
-    assert_int_equal(unlink(path), 0);
-    assert_int_equal(rmdir(variant_folder), 0);
+    remove_variants();
+}
+
+/* The version of NCCL is told with the device where there is one; nothing depends on it. */
+static int run_nccl(const char *want) {
+    struct libnccl nccl;
+    struct device *dev;
+    char text[128];
+    struct err e = {""};
+    bool ok = false;
+    int r;
+
+    if (!strcmp(want, "no call"))
+        (void)stub_load(variant_folder, "libnccl.so.2");
+    else if (strcmp(want, "none") != 0)
+        (void)stub_load(stub_folder, "libnccl.so.2");
+    if (!strcmp(want, "no version")) (void)setenv("STUB_NCCL", "1", 1);
+    r = libnccl_load(&nccl, &e);
+    if (!strcmp(want, "none")) ok = r == -ENODEV && strstr(e.text, "cannot load libnccl.so.2");
+    if (!strcmp(want, "no call")) ok = r == -ENODEV && strstr(e.text, "has no ncclGetVersion");
+    if (!strcmp(want, "no version")) ok = r == -ENODEV && strstr(e.text, "not say its version");
+    if (!strcmp(want, "2.27.3")) ok = r == 0 && nccl.version == 22703;
+    (void)stub_load(stub_folder, "libcuda.so.1");
+    if (open_device(&dev, &e) < 0) return 1;
+    dev->ops->describe(dev, text, sizeof(text));
+    printf("%s: %d %s; %s\n", want, r, e.text, text);
+    ok = ok && strstr(text, r < 0 ? "no NCCL" : "NCCL 2.27.3");
+    dev->ops->close(dev);
+    return ok ? 0 : 1;
+}
+
+static void test_nccl(void **state) {
+    static const char *const wants[] = {"no call", "no version", "2.27.3", "none"};
+    const size_t n = sizeof(wants) / sizeof(wants[0]);
+    void *real = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+
+    (void)state;
+    memcpy(strrchr(variant_folder, '.') + 1, "XXXXXX", 6);
+    assert_non_null(mkdtemp(variant_folder));
+    make_variant("libnccl.so.2", "ncclGetVersion");
+    if (real) (void)dlclose(real);
+    for (size_t i = 0; i + (real != NULL) < n; i++) in_child(run_nccl, wants[i]);
+    remove_variants();
 }
 
 static void test_no_compiler(void **state) {
@@ -309,6 +358,8 @@ static void test_refused(void **state) {
          "make its context"},
         {"full for a stream", 0, 1, 9, 0, 13000, "cuStreamCreate", 2, -ENOMEM, "make a stream"},
         {"a kernel of another machine", 0, 1, 9, 0, 13000, "cuLibraryLoadData", 209, -ENODEV,
+         "sm90_"},
+        {"a kernel of a later toolkit", 0, 1, 9, 0, 13000, "cuLibraryLoadData", 222, -ENODEV,
          "sm90_"},
         {"no image of a kernel", 0, 1, 9, 0, 13000, "cuLibraryLoadData", 200, -EINVAL, "sm90_"},
         {"no such entry", 0, 1, 9, 0, 13000, "cuLibraryGetKernel", 500, -EINVAL, "sm90_"},
@@ -847,6 +898,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_absent),
         cmocka_unit_test(test_lacks),
+        cmocka_unit_test(test_nccl),
         CASE(test_no_compiler),
         CASE(test_refused),
         CASE(test_not_compiled),

@@ -125,7 +125,7 @@ static double replay_us(struct bench_gpu *g, const struct bench_graph *graph) {
     CHECK(g, cuGraphLaunch(graph->exec, stream));
     CHECK(g, cuEventRecord(g->to, stream));
     CHECK(g, cuStreamSynchronize(stream));
-    CHECK(g, cuEventElapsedTime_v2(&ms, g->from, g->to));
+    CHECK(g, cuEventElapsedTime(&ms, g->from, g->to));
     return (double)ms * 1000 / graph->n_calls;
 }
 

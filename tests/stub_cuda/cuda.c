@@ -21,6 +21,9 @@ static const char *const names[] = {
 #undef X
 };
 
+/* <cuda.h> has the later one alone. */
+CUresult cuEventElapsedTime(float *out, CUevent from, CUevent to);
+
 enum kind { CONTEXT = 1, MEMORY, HOST, STREAM, EVENT, GRAPH, EXEC, LIBRARY, KERNEL };
 
 struct thing {
@@ -246,14 +249,6 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device) {
-    CUresult r = call(AT_cuDeviceTotalMem_v2);
-
-    (void)device;
-    if (r == CUDA_SUCCESS) *out = stub_cuda.free_bytes;
-    return r;
-}
-
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     CUresult r = call(AT_cuDevicePrimaryCtxRetain);
 
@@ -354,11 +349,6 @@ CUresult cuMemsetD16Async(CUdeviceptr at, unsigned short value, size_t n, CUstre
     return call_on(AT_cuMemsetD16Async, stream, at, 2 * n);
 }
 
-CUresult cuMemsetD32Async(CUdeviceptr at, unsigned value, size_t n, CUstream stream) {
-    (void)value;
-    return call_on(AT_cuMemsetD32Async, stream, at, 4 * n);
-}
-
 /* The bytes are read, so that a sanitizer sees what the driver would. */
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n_bytes, CUstream stream) {
     static char window[1 << 16];
@@ -403,15 +393,6 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return r == CUDA_SUCCESS && recorded ? wrong("waiting while recording") : r;
 }
 
-CUresult cuStreamQuery(CUstream stream) {
-    return call_on(AT_cuStreamQuery, stream, 0, 0);
-}
-
-CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    (void)flags, (void)event;
-    return call_on(AT_cuStreamWaitEvent, stream, 0, 0);
-}
-
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     CUresult r = call_on(AT_cuStreamBeginCapture_v2, stream, 0, 0);
 
@@ -450,12 +431,6 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
-    CUresult r = call_on(AT_cuGraphUpload, stream, 0, 0);
-
-    return r == CUDA_SUCCESS && !find(EXEC, exec) ? wrong("no such graph") : r;
-}
-
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     CUresult r = call_on(AT_cuGraphLaunch, stream, 0, 0);
     struct thing *t = find(EXEC, exec);
@@ -488,20 +463,10 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     return call_on(AT_cuEventRecord, stream, 0, 0);
 }
 
-CUresult cuEventSynchronize(CUevent event) {
-    (void)event;
-    return call_in_context(AT_cuEventSynchronize);
-}
-
-CUresult cuEventQuery(CUevent event) {
-    (void)event;
-    return call_in_context(AT_cuEventQuery);
-}
-
-CUresult cuEventElapsedTime_v2(float *out, CUevent from, CUevent to) {
+CUresult cuEventElapsedTime(float *out, CUevent from, CUevent to) {
     (void)from, (void)to;
     *out = 0.0f;
-    return call_in_context(AT_cuEventElapsedTime_v2);
+    return call_in_context(AT_cuEventElapsedTime);
 }
 
 CUresult cuEventDestroy_v2(CUevent event) {
@@ -569,14 +534,6 @@ CUresult cuFuncLoad(CUfunction function) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncGetAttribute(int *out, CUfunction_attribute attribute, CUfunction function) {
-    CUresult r = call_in_context(AT_cuFuncGetAttribute);
-
-    (void)attribute, (void)function;
-    if (r == CUDA_SUCCESS) *out = 32;
-    return r;
-}
-
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
     CUresult r = call_in_context(AT_cuFuncSetAttribute);
     struct thing *t = find(KERNEL, function);
@@ -585,15 +542,6 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
     if (!t || value < 0 || value > 227 << 10) return wrong("an attribute no kernel can have");
     if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) t->shared_bytes = value;
     return CUDA_SUCCESS;
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int n_threads,
-                                                     size_t shared_bytes) {
-    CUresult r = call_in_context(AT_cuOccupancyMaxActiveBlocksPerMultiprocessor);
-
-    (void)function, (void)n_threads, (void)shared_bytes;
-    if (r == CUDA_SUCCESS) *out = 1;
-    return r;
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **params,
