@@ -16,6 +16,7 @@ enum {
     SM90_GEMM_TILE_MAX = 128,   /* rows of a tile */
     SM90_GEMM_STAGES_MAX = 16,  /* of a ring in shared memory */
     SM90_GEMM_SEGMENTS_MAX = 16,
+    SM90_GEMM_BLOCKS_MAX = 132, /* of a grid that shares segments, sm90_gemm_bf16_many* */
     SM90_GEMM_ANY_TOKENS = 32,  /* rows of x to a warp of sm90_gemm_bf16_any */
     SM90_GEMM_MANY_TOKENS = 128 /* rows of x to a block of sm90_gemm_bf16_many* */
 };
@@ -45,8 +46,15 @@ struct sm90_gemm {
     unsigned n_ranks;     /* blocks of a cluster, each with its share of the segments */
     unsigned hold_ns;     /* how long a block without work keeps its place */
 
+    unsigned height; /* rows of x to a tile of few and many, and to a box of its map */
+
     /* sm90_gemm_bf16_many* */
-    unsigned group; /* pairs of row tiles that share the weights while L2 has them */
+    unsigned group;    /* tiles along the rows of x that share the weights while L2 has them */
+    unsigned once;     /* each of the weights is fetched once */
+    unsigned share_x;  /* the blocks of a pair share x, not the weights */
+    unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
+    unsigned long long parts;  /* binary32, the sums of each of those blocks */
+    unsigned long long counts; /* [2][SM90_GEMM_BLOCKS_MAX][8] of warps that came; zeros at first */
 };
 
 struct sm90_gemm_pack {

@@ -1,6 +1,6 @@
 /* sm90_gemm_few - y = W x for few rows of x: bound by reading W once.
  *
- *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x N rows, 128-byte swizzle, zeros beyond
+ *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x height rows, 128-byte swizzle
  *   g         see sm90_gemm.h; weights and x are not written meanwhile, out may be neither
  *   grid      n_ranks == 1: any number of blocks, each takes tiles in turn
  *             n_ranks == 2: clusters of 2, one a tile; rank r has half r of the segments
@@ -101,7 +101,7 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
         } while (now < end);
     }
     for (u32 t = w.first; t < w.n_tiles; t += w.step) {
-        const u32 row = t % g.n_row_tiles * N;
+        const u32 row = t % g.n_row_tiles * g.height;
         u32 column = w.block * SM90_GEMM_BLOCK;
 
         for (u32 s = 0; s < w.n_segments; s++)
@@ -109,7 +109,8 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
                 const u32 to = ring.base + ring.stage * ring.stage_bytes;
 
                 sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-                sm90_barrier_expect(ring.full + 8 * ring.stage, ring.stage_bytes);
+                sm90_barrier_expect(ring.full + 8 * ring.stage,
+                                    g.stage_blocks * g.height * ROW_BYTES);
                 for (u32 i = 0; i < g.stage_blocks; i++, column += SM90_GEMM_BLOCK)
                     sm90_copy_tile(to + i * N * ROW_BYTES, map, column, row,
                                    ring.full + 8 * ring.stage);
@@ -200,39 +201,66 @@ DEVICE void few_put(const struct sm90_gemm &g, u32 row, u32 column, u32 pair) {
     *to = g.form == SM90_GEMM_ADD ? gemm_residual(*to, pair) : pair;
 }
 
+/* Rows of W in turns of eight: gate in the lower, up in the upper half of a fragment. */
+template <int N>
+DEVICE void few_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g, u32 n, u32 row,
+                            u32 end, bool low) {
+    const u32 lane = threadIdx.x % 32;
+    u32 pairs[N / 8], rare = 0;
+
+#pragma unroll
+    for (u32 j = 0; j < N / 8; j++) {
+        u32 rare_here = 0;
+
+        pairs[j] = gemm_gated_fast(sm90_pack(c[4 * j], c[4 * j + 1]),
+                                   sm90_pack(c[4 * j + 2], c[4 * j + 3]), rare_here);
+        /* What is dropped is no reason for the long way. */
+        rare |= low && row + j * 8 + lane % 4 * 2 < end ? rare_here : 0;
+    }
+    if (__any_sync(0xffffffff, rare))
+#pragma unroll
+        for (u32 j = 0; j < N / 8; j++)
+            pairs[j] = gemm_gated(sm90_pack(c[4 * j], c[4 * j + 1]),
+                                  sm90_pack(c[4 * j + 2], c[4 * j + 3]));
+#pragma unroll
+    for (u32 j = 0; j < N / 8; j++) {
+        const u32 token = row + j * 8 + lane / 4, h = sm90_transpose(pairs[j]);
+
+        if (low && token < end) few_put(g, token, n / 2 + lane % 4 * 2, h);
+    }
+}
+
 /* The accumulator of one block: a thread has rows r and r + 8 of W for rows 2 q, 2 q + 1 of x. */
 template <int N>
 DEVICE void few_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 t, u32 warp) {
     const u32 lane = threadIdx.x % 32, local = warp * 16;
-    const u32 n = t / g.n_row_tiles * g.tile + local, row = t % g.n_row_tiles * N;
+    const u32 n = t / g.n_row_tiles * g.tile + local, row = t % g.n_row_tiles * g.height;
+    const u32 end = min(g.n_rows, row + g.height);
     const bool low = local < g.tile && n < g.n, high = local + 8 < g.tile && n + 8 < g.n;
 
+    if (g.form == SM90_GEMM_SILU) {
+        few_store_gated<N>(c, g, n, row, end, low);
+        return;
+    }
 #pragma unroll
     for (u32 j = 0; j < N / 8; j++) {
         if (g.form == SM90_GEMM_F32) {
             const u32 token = row + j * 8 + lane % 4 * 2;
             float *to = (float *)g.out + (u64)token * g.out_stride + n + lane / 4;
 
-            if (low && token < g.n_rows) to[0] = c[4 * j];
-            if (low && token + 1 < g.n_rows) to[g.out_stride] = c[4 * j + 1];
-            if (high && token < g.n_rows) to[8] = c[4 * j + 2];
-            if (high && token + 1 < g.n_rows) to[g.out_stride + 8] = c[4 * j + 3];
+            if (low && token < end) to[0] = c[4 * j];
+            if (low && token + 1 < end) to[g.out_stride] = c[4 * j + 1];
+            if (high && token < end) to[8] = c[4 * j + 2];
+            if (high && token + 1 < end) to[g.out_stride + 8] = c[4 * j + 3];
             continue;
         }
         const u32 token = row + j * 8 + lane / 4, column = lane % 4 * 2;
 
-        if (g.form == SM90_GEMM_SILU) {
-            const u32 h = sm90_transpose(gemm_gated(sm90_pack(c[4 * j], c[4 * j + 1]),
-                                                    sm90_pack(c[4 * j + 2], c[4 * j + 3])));
-
-            if (low && token < g.n_rows) few_put(g, token, n / 2 + column, h);
-            continue;
-        }
         const u32 a = sm90_transpose(sm90_pack(c[4 * j], c[4 * j + 1]));
         const u32 b = sm90_transpose(sm90_pack(c[4 * j + 2], c[4 * j + 3]));
 
-        if (low && token < g.n_rows) few_put(g, token, n + column, a);
-        if (high && token < g.n_rows) few_put(g, token, n + 8 + column, b);
+        if (low && token < end) few_put(g, token, n + column, a);
+        if (high && token < end) few_put(g, token, n + 8 + column, b);
     }
 }
 
@@ -260,7 +288,7 @@ DEVICE void few_park(const float (&c)[N / 2], const struct sm90_gemm &g, float *
 template <int N>
 DEVICE void few_join(const struct sm90_gemm &g, const float *part, u32 t, u32 rank,
                      u32 n_threads) {
-    const u32 row = t % g.n_row_tiles * N, n_rows = min((u32)N, g.n_rows - row);
+    const u32 row = t % g.n_row_tiles * g.height, n_rows = min(g.height, g.n_rows - row);
     const u32 share = g.tile / 2, fours = share / 4;
 
     for (u32 i = threadIdx.x; i < n_rows * fours; i += n_threads) {

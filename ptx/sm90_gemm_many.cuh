@@ -1,31 +1,67 @@
-/* sm90_gemm_many - y = W x for many rows of x: bound by the tensor cores.
+/* sm90_gemm_many - y = W x for many rows of x: bound by the tensor cores, and for some rows by
+ * what a multiprocessor can take in.
  *
- *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x 128 rows, 128-byte swizzle, zeros
- *             beyond
- *   g         see sm90_gemm.h; N is a multiple of 2 tile, and so many rows does the image have;
- *             out may be neither x nor weights
- *   grid      clusters of 2 blocks, any number; each takes in turn a pair of row tiles, one a
- *             block, and N rows of W
+ *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x height rows, or half of them where x
+ *             is shared, 128-byte swizzle, zeros beyond
+ *   g         see sm90_gemm.h; out may be neither x nor weights
+ *   grid      clusters of 2 blocks, any number, but with n_splits > 1 exactly one a piece of work,
+ *             all of them on the GPU at once
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
  *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
  *   bound by  tensor cores, and for large ones the card's power limit
  *
- * x is the left operand of wgmma.  Each block of a pair fetches half of the weights and sends it
- * to both.  `group` pairs go through all of W together, so that L2 serves the other reads of it.
- * The second warpgroup starts some blocks of K later and stays behind, so that the ends of tiles
- * and of segments of one fall into the steps of the other.
+ * x is the left operand of wgmma.  A tile has `height` rows of it, at most 128, for rows past the
+ * end take the copy engine longer than rows that are; what stands behind them in shared memory is
+ * multiplied, too, and dropped, and where it is half of the tile the second warpgroup rests.  The blocks of a pair share one operand, of which each fetches
+ * half and sends it to both: they have two tiles of rows of x and the same N rows of W, or, with
+ * share_x, the same tile of rows of x and N rows of W each.  `group` of the former go through all
+ * of W together, so that L2 serves the other reads of it.
  * With SEGMENTS > 1 the tree of up to four segments is in registers, 64 a thread and level.
+ * With n_splits > 1 the segments of a tile are spread over as many pairs.  Each has a share of the
+ * columns: it leaves its sums of the others' in memory, waits, and adds theirs in tree order.
  *
  *   barrier  arrives                                                waits
- *   full     this block's copier, bytes of x and both halves of W   all who compute
- *   empty    a lane of each of 16 warps, both blocks               this block's copier
- * named 1  the first warpgroup, after LAG blocks                  the second, before its first
+ *   full     this block's copier, bytes of x and of W               all who compute
+ *   empty    a lane of each warp that computes, both blocks         this block's copier
  * A stage is empty when both blocks are done with it, for the peer writes into it, too. */
 #ifndef LLM42D_PTX_SM90_GEMM_MANY_CUH
 #define LLM42D_PTX_SM90_GEMM_MANY_CUH
 
 #include "ptx/sm90_gemm.cuh"
+
+#define SM90_P24 SM90_P16(0), SM90_P8(16)
+#define SM90_P48 SM90_P32(0), SM90_P16(32)
+#define SM90_P128 SM90_P96, SM90_P32(96)
+#define SM90_T120 SM90_T112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define SM90_T128 SM90_T120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+SM90_WGMMA(48, SM90_T24, SM90_P24, 24, 25, 26)
+SM90_WGMMA(96, SM90_T48, SM90_P48, 48, 49, 50)
+SM90_WGMMA(256, SM90_T128, SM90_P128, 128, 129, 130)
+
+DEVICE u64 sm90_policy_normal(void) {
+    u64 policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+DEVICE void sm90_copy_multicast_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
+                                       u16 ranks, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(barrier), "h"(ranks), "l"(policy)
+                 : "memory");
+}
+
+/* To the same place of every block of the cluster in `ranks`, each told at its own barrier. */
+DEVICE void sm90_copy_tile_multicast(u32 to, const struct sm90_map *map, u32 column, u32 row,
+                                     u32 barrier, u16 ranks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(ranks)
+                 : "memory");
+}
 
 enum {
     RANKS = 2,
@@ -33,9 +69,11 @@ enum {
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
     X_BYTES = ROWS * ROW_BYTES,
     COMPUTE_WARPS = 8,
+    COMPUTE_THREADS = COMPUTE_WARPS * 32,
+    WG_ROWS = 64,
     CHUNK_COLUMNS = 16, /* of the output, staged for full sectors */
     STAGING_PITCH = 144, /* bytes: four chunks, and against bank conflicts */
-    LAG_BARRIER = 1,
+    BOTH = (1 << RANKS) - 1,
 };
 
 template <int N, int STAGES>
@@ -55,67 +93,142 @@ struct many_stage {
     }
 };
 
-/* Which rows of x and of W: pairs of row tiles in groups, each group through all of W. */
-DEVICE void many_tile(const struct sm90_gemm &g, u32 n_width, u32 pair, u32 rank, u32 &row,
-                      u32 &n) {
-    const u32 n_pairs = (g.n_rows + RANKS * ROWS - 1) / (RANKS * ROWS);
-    const u32 n_columns = (g.n + n_width - 1) / n_width, of_group = g.group * n_columns;
+/* A block's part of a piece of work. */
+struct many_tile {
+    u32 row, n; /* of x, of W: where they start */
+    u32 end;    /* of its rows of x */
+    u32 split;  /* which share of the segments */
+    u32 slot;   /* of partial sums: tiles one after another, of each its splits */
+};
+
+/* Rows of x and of W that the blocks of a pair have together. */
+template <int N>
+DEVICE void many_span(const struct sm90_gemm &g, u32 &rows, u32 &columns) {
+    rows = g.share_x ? g.height : RANKS * g.height;
+    columns = g.share_x ? RANKS * N : N;
+}
+
+template <int N>
+DEVICE u32 many_tiles(const struct sm90_gemm &g) {
+    u32 rows, columns;
+
+    many_span<N>(g, rows, columns);
+    return (g.n_rows + rows - 1) / rows * ((g.n + columns - 1) / columns) * g.n_splits;
+}
+
+/* In groups of tiles along the rows of x, each group through all of W. */
+template <int N>
+DEVICE struct many_tile many_tile(const struct sm90_gemm &g, u32 i, u32 rank) {
+    u32 rows, columns;
+    struct many_tile t;
+
+    many_span<N>(g, rows, columns);
+    const u32 n_down = (g.n_rows + rows - 1) / rows, n_across = (g.n + columns - 1) / columns;
+    const u32 pair = i / g.n_splits, of_group = g.group * n_across;
     const u32 first = pair / of_group * g.group, local = pair % of_group;
-    const u32 in_group = min(g.group, n_pairs - first);
+    const u32 in_group = min(g.group, n_down - first);
 
-    row = ((first + local % in_group) * RANKS + rank) * ROWS;
-    n = local / in_group * n_width;
+    t.split = i % g.n_splits;
+    t.row = (first + local % in_group) * rows + (g.share_x ? 0 : rank * g.height);
+    t.end = min(g.n_rows, t.row + g.height);
+    t.n = local / in_group * columns + (g.share_x ? rank * N : 0);
+    t.slot = (pair * RANKS + rank) * g.n_splits;
+    return t;
 }
 
-DEVICE u32 many_tiles(const struct sm90_gemm &g, u32 n_width) {
-    return (g.n_rows + RANKS * ROWS - 1) / (RANKS * ROWS) * ((g.n + n_width - 1) / n_width);
+/* What a lane copies of W: rows that the image has one after another. */
+struct many_piece {
+    const char *from;
+    u32 to, n_bytes; /* in the stage; 0 where the lane has none */
+};
+
+template <int N>
+DEVICE struct many_piece many_piece(const struct sm90_gemm &g, const struct many_tile &t,
+                                    u32 rank, u32 first_block) {
+    const u32 lane = threadIdx.x % 32;
+    /* Where the last pair has one tile of W, the other block computes it again, for nobody. */
+    const u32 n = t.n < g.n ? t.n : t.n - N;
+    const u32 first = n + (g.share_x ? 0 : rank * (N / RANKS));
+    const u32 end = first + (g.share_x ? N : N / RANKS);
+    const u32 tile = first / g.tile + lane;
+    const u32 row = max(first, tile * g.tile), past = min(end, (tile + 1) * g.tile);
+    struct many_piece p;
+
+    p.from = (const char *)g.weights +
+             (((u64)tile * g.n_blocks + first_block) * g.tile + (row - tile * g.tile)) * ROW_BYTES;
+    p.to = X_BYTES + (row - n) * ROW_BYTES;
+    p.n_bytes = row < past ? (past - row) * ROW_BYTES : 0;
+    return p;
 }
 
+/* By a warp: a lane a piece of W, and one that tells the barrier. */
+template <int N>
+DEVICE void many_copy_weights(const struct sm90_gemm &g, struct many_piece &p, u32 to, u32 full,
+                              u64 policy) {
+    if (threadIdx.x % 32 == 0) sm90_barrier_expect(full, (g.height + N) * ROW_BYTES);
+    if (p.n_bytes && g.share_x) sm90_copy_policy(to + p.to, p.from, p.n_bytes, full, policy);
+    if (p.n_bytes && !g.share_x)
+        sm90_copy_multicast_policy(to + p.to, p.from, p.n_bytes, full, BOTH, policy);
+    p.from += g.tile * ROW_BYTES;
+}
+
+DEVICE void many_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g, u32 rank,
+                           u32 block, u32 row, u32 to, u32 full) {
+    if (threadIdx.x % 32 != 0) return;
+    if (g.share_x)
+        sm90_copy_tile_multicast(to + rank * (g.height / 2 * ROW_BYTES), map,
+                                 block * SM90_GEMM_BLOCK, row + rank * (g.height / 2), full, BOTH);
+    else
+        sm90_copy_tile(to, map, block * SM90_GEMM_BLOCK, row, full);
+}
+
+/* One warp.  Weights depend on no kernel: the first of them come before the kernel before is done. */
 template <int N, int STAGES>
 DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32 ring, u32 full,
                       u32 empty, u32 rank) {
     using shared = many_shared<N, STAGES>;
-    const u32 n_tiles = many_tiles(g, N), block_bytes = g.tile * ROW_BYTES;
-    const u32 n_pieces = N / RANKS / g.tile; /* of this block's half of the weights */
+    const u32 n_tiles = many_tiles<N>(g), n_blocks = g.n_blocks / g.n_splits;
+    /* Weights that are read once leave L2 to what is read again, the code of kernels too. */
+    const u64 policy = g.once ? sm90_policy_evict_first() : sm90_policy_normal();
     struct many_stage stage = {0, 0};
 
-    sm90_wait_previous();
-    for (u32 t = blockIdx.x / RANKS; t < n_tiles; t += gridDim.x / RANKS) {
-        u32 row, n;
+    for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
+        const struct many_tile t = many_tile<N>(g, i, rank);
+        const u32 first = t.split * n_blocks;
+        const u32 n_early = i < gridDim.x / RANKS ? min((u32)STAGES, n_blocks) : 0;
+        struct many_piece piece = many_piece<N>(g, t, rank, first);
 
-        many_tile(g, N, t, rank, row, n);
-        const char *from = (const char *)g.weights +
-                           (u64)(n / g.tile + rank * n_pieces) * g.n_blocks * block_bytes;
-
-        for (u32 b = 0; b < g.n_blocks; b++, from += block_bytes) {
+        for (u32 b = 0; b < n_early; b++)
+            many_copy_weights<N>(g, piece, ring + b * shared::stage_bytes, full + 8 * b,
+                                 policy);
+        if (n_early) sm90_wait_previous();
+        for (u32 b = 0; b < n_blocks; b++) {
             const u32 to = ring + stage.index * shared::stage_bytes;
-            const u32 half = to + X_BYTES + rank * (shared::w_bytes / RANKS);
 
             sm90_barrier_wait(empty + 8 * stage.index, stage.parity ^ 1);
-            sm90_barrier_expect(full + 8 * stage.index, shared::stage_bytes);
-            sm90_copy_tile(to, map, b * SM90_GEMM_BLOCK, row, full + 8 * stage.index);
-            for (u32 i = 0; i < n_pieces; i++)
-                sm90_copy_multicast(half + i * block_bytes,
-                                    from + (u64)i * g.n_blocks * block_bytes, block_bytes,
-                                    full + 8 * stage.index, (1 << RANKS) - 1);
+            if (b >= n_early)
+                many_copy_weights<N>(g, piece, to, full + 8 * stage.index, policy);
+            many_copy_rows(map, g, rank, first + b, t.row, to, full + 8 * stage.index);
             stage.next(STAGES);
         }
     }
+    sm90_wait_previous(); /* who has no work, too */
 }
 
 /* One segment: c = chain(+0, ..). */
 template <int N, int STAGES>
 DEVICE void many_chain(float (&c)[N / 2], u32 n_blocks, u32 ring, u32 full, u32 empty,
-                       struct many_stage &stage, u32 wg, u32 lag) {
+                       struct many_stage &stage, u32 wg) {
     using shared = many_shared<N, STAGES>;
     const u32 lane = threadIdx.x % 32;
+    const u32 x0 = sm90_descriptor_low(ring + wg * (X_BYTES / 2), 16);
+    const u32 w0 = sm90_descriptor_low(ring + X_BYTES, 16);
     u32 old = 0;
 
     sm90_pin(c);
     for (u32 b = 0; b < n_blocks; b++) {
-        const u32 at = ring + stage.index * shared::stage_bytes;
-        const u32 x = sm90_descriptor_low(at + wg * (X_BYTES / 2), 16);
-        const u32 w = sm90_descriptor_low(at + X_BYTES, 16);
+        const u32 x = x0 + stage.index * (shared::stage_bytes / 16);
+        const u32 w = w0 + stage.index * (shared::stage_bytes / 16);
 
         sm90_barrier_wait(full + 8 * stage.index, stage.parity);
         sm90_wgmma_fence();
@@ -127,7 +240,6 @@ DEVICE void many_chain(float (&c)[N / 2], u32 n_blocks, u32 ring, u32 full, u32 
         /* The stage before has been read; this one may still be. */
         sm90_wgmma_wait<1>();
         if (b > 0 && lane < RANKS) sm90_barrier_arrive_peer(empty + 8 * old, lane);
-        if (b + 1 == lag) sm90_named_arrive(LAG_BARRIER, COMPUTE_WARPS * 32);
         old = stage.index;
         stage.next(STAGES);
     }
@@ -147,8 +259,8 @@ DEVICE void many_add(float (&c)[N / 2], const float (&left)[N / 2], const float 
  * touches few lines.  All stores to shared memory go first, then all loads: one latency, not one
  * a chunk. */
 template <int CHUNKS>
-DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 column, u32 n_columns,
-                     const u32 (&pairs)[CHUNKS][4]) {
+DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 end, u32 column,
+                     u32 n_columns, const u32 (&pairs)[CHUNKS][4]) {
     constexpr u32 pieces = 2 * CHUNKS; /* of 16 bytes, to a row */
     const u32 lane = threadIdx.x % 32;
     const u32 to = staging + (lane % 16) * STAGING_PITCH + lane / 16 * 16;
@@ -173,7 +285,7 @@ DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 column
         const u32 e = i * 32 + lane, r = row + e / pieces, c = column + e % pieces * 8;
         uint4 *out = (uint4 *)((u16 *)g.out + (u64)r * g.out_stride + c);
 
-        if (r >= g.n_rows || c >= n_columns) continue;
+        if (r >= end || c >= n_columns) continue;
         if (g.form == SM90_GEMM_ADD) {
             const uint4 old = *out;
 
@@ -187,7 +299,7 @@ DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 column
 /* Chunks from FIRST to END, at most AT_ONCE together. */
 template <int N, int FIRST, int END, int AT_ONCE>
 DEVICE void many_store_plain(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
-                             u32 row, u32 n) {
+                             u32 row, u32 end, u32 n) {
     constexpr int chunks = END - FIRST < AT_ONCE ? END - FIRST : AT_ONCE;
     u32 pairs[chunks][4];
 
@@ -196,16 +308,17 @@ DEVICE void many_store_plain(const float (&c)[N / 2], const struct sm90_gemm &g,
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
             pairs[j][i] = sm90_pack(c[8 * (FIRST + j) + 2 * i], c[8 * (FIRST + j) + 2 * i + 1]);
-    many_put<chunks>(g, staging, row, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
+    many_put<chunks>(g, staging, row, end, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
     if constexpr (FIRST + chunks < END)
-        many_store_plain<N, FIRST + chunks, END, AT_ONCE>(c, g, staging, row, n);
+        many_store_plain<N, FIRST + chunks, END, AT_ONCE>(c, g, staging, row, end, n);
 }
 
 template <int N, int FIRST, int END>
 DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
-                             u32 row, u32 n) {
+                             u32 row, u32 end, u32 n) {
     constexpr int chunks = END - FIRST < 4 ? END - FIRST : 4;
-    u32 pairs[chunks][4], rare = 0;
+    const u32 r = row + threadIdx.x % 32 / 4;
+    u32 pairs[chunks][4], rare[2] = {0, 0}; /* of this row and of the eighth after it */
 
 #pragma unroll
     for (u32 j = 0; j < chunks; j++)
@@ -214,10 +327,11 @@ DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g,
             const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2; /* of gate; up is 4 further */
 
             pairs[j][i] = gemm_gated_fast(sm90_pack(c[at], c[at + 1]),
-                                          sm90_pack(c[at + 4], c[at + 5]), rare);
+                                          sm90_pack(c[at + 4], c[at + 5]), rare[i % 2]);
         }
-    /* Apart from the others, for this is code of many kilobytes, which fetching alone makes slow. */
-    if (__any_sync(0xffffffff, rare))
+    /* Apart from the others, for this is code of many kilobytes, which fetching alone makes slow;
+     * what stands in rows past the end is no reason to. */
+    if (__any_sync(0xffffffff, (r < end && rare[0]) || (r + 8 < end && rare[1])))
 #pragma unroll
         for (u32 j = 0; j < chunks; j++)
 #pragma unroll
@@ -227,13 +341,14 @@ DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g,
                 pairs[j][i] =
                     gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
             }
-    many_put<chunks>(g, staging, row, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
+    many_put<chunks>(g, staging, row, end, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
     if constexpr (FIRST + chunks < END)
-        many_store_gated<N, FIRST + chunks, END>(c, g, staging, row, n);
+        many_store_gated<N, FIRST + chunks, END>(c, g, staging, row, end, n);
 }
 
 template <int N>
-DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u32 row, u32 n) {
+DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u32 row, u32 end,
+                           u32 n) {
     const u32 lane = threadIdx.x % 32;
 
 #pragma unroll
@@ -243,76 +358,154 @@ DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u
             const u32 r = row + lane / 4 + half * 8, column = n + j * 8 + lane % 4 * 2;
             float2 *to = (float2 *)((float *)g.out + (u64)r * g.out_stride + column);
 
-            if (r < g.n_rows && column < g.n)
+            if (r < end && column < g.n)
                 *to = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
         }
 }
 
-template <int N, int SEGMENTS>
+/* GATED: whether the image may be one of gate and up. */
+template <int N, int AT_ONCE, bool GATED>
 DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging, u32 row,
-                       u32 n) {
+                       u32 end, u32 n) {
     constexpr int chunks = N / CHUNK_COLUMNS;
 
-    if (g.form == SM90_GEMM_F32)
-        many_store_f32<N>(c, g, row, n);
-    else if (SEGMENTS > 1) /* no image of gate and up is made for segments; registers are few */
-        many_store_plain<N, 0, chunks, 2>(c, g, staging, row, n);
-    else if (g.form == SM90_GEMM_SILU)
-        many_store_gated<N, 0, chunks / 2>(c, g, staging, row, n);
-    else
-        many_store_plain<N, 0, chunks, 4>(c, g, staging, row, n);
+    if (g.form == SM90_GEMM_F32) {
+        many_store_f32<N>(c, g, row, end, n);
+        return;
+    }
+    if constexpr (GATED) {
+        if (g.form == SM90_GEMM_SILU) {
+            many_store_gated<N, 0, chunks / 2>(c, g, staging, row, end, n);
+            return;
+        }
+    }
+    many_store_plain<N, 0, chunks, AT_ONCE>(c, g, staging, row, end, n);
 }
 
-template <int N, int STAGES, int SEGMENTS>
+/* The root of the tree of SPLITS subtrees, of the share of the columns that is this block's, number
+ * MINE.  What it has of the others' goes to memory, [N / 8][COMPUTE_THREADS] times four values a
+ * block, and theirs comes from there: a warp's from the same warp of the other blocks. */
+template <int N, int SPLITS, int MINE>
+DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
+                         const struct many_tile &t, u32 staging, u32 row) {
+    constexpr u32 fours = N / 8, share = fours / SPLITS;
+    const u32 thread = threadIdx.x - (384 - COMPUTE_THREADS), warp = thread / 32;
+    float4 *const parts = (float4 *)g.parts + (u64)t.slot * (fours * COMPUTE_THREADS) + thread;
+    float y[N / 2 / SPLITS];
+
+#pragma unroll
+    for (u32 i = 0; i < fours; i++)
+        if (i / share != MINE)
+            parts[(MINE * fours + i) * COMPUTE_THREADS] =
+                make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
+    __syncwarp(); /* the one who tells of them has seen them */
+    if (thread % 32 == 0) {
+        /* Counts on and on: whoever comes is one of the SPLITS of this time. */
+        u32 *const count = (u32 *)g.counts + (SPLITS == 4 ? SM90_GEMM_BLOCKS_MAX : 0) * 8 +
+                           t.slot / SPLITS * COMPUTE_WARPS + warp;
+        u32 before, now;
+
+        asm volatile("fence.acq_rel.gpu;\natom.add.relaxed.gpu.global.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(count)
+                     : "memory");
+        do
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+        while (now / SPLITS == before / SPLITS);
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    }
+    __syncwarp(); /* they are all there */
+#pragma unroll
+    for (u32 i = 0; i < share; i++) {
+        const u32 own = 4 * (MINE * share + i);
+        float4 p[SPLITS];
+
+#pragma unroll
+        for (u32 s = 0; s < SPLITS; s++)
+            p[s] = s == MINE ? make_float4(c[own], c[own + 1], c[own + 2], c[own + 3])
+                             : __ldcg(parts + (s * fours + MINE * share + i) * COMPUTE_THREADS);
+#pragma unroll
+        for (u32 step = 1; step < SPLITS; step *= 2)
+#pragma unroll
+            for (u32 s = 0; s < SPLITS; s += 2 * step)
+                p[s] = make_float4(p[s].x + p[s + step].x, p[s].y + p[s + step].y,
+                                   p[s].z + p[s + step].z, p[s].w + p[s + step].w);
+        y[4 * i] = p[0].x;
+        y[4 * i + 1] = p[0].y;
+        y[4 * i + 2] = p[0].z;
+        y[4 * i + 3] = p[0].w;
+    }
+    many_store<N / SPLITS, 2, false>(y, g, staging, row, t.end, t.n + MINE * (N / SPLITS));
+}
+
+/* Registers are addressed by constants alone. */
+template <int N, int SPLITS, int MINE = 0>
+DEVICE void many_join(const float (&c)[N / 2], const struct sm90_gemm &g,
+                      const struct many_tile &t, u32 staging, u32 row) {
+    if (t.split == MINE)
+        many_join_as<N, SPLITS, MINE>(c, g, t, staging, row);
+    else if constexpr (MINE + 1 < SPLITS)
+        many_join<N, SPLITS, MINE + 1>(c, g, t, staging, row);
+}
+
+/* CUT: whether there is code for segments; up to N = 128 the tree fits the registers. */
+template <int N, int STAGES, bool CUT>
 DEVICE void many_compute(const struct sm90_gemm &g, u32 ring, u32 staging, u32 full, u32 empty,
                          u32 rank, u32 wg) {
-    const u32 n_tiles = many_tiles(g, N), warp = threadIdx.x / 32 % 4;
-    const u32 n_blocks = g.n_blocks / g.segments;
+    const u32 n_tiles = many_tiles<N>(g), warp = threadIdx.x / 32 % 4;
+    const u32 n_blocks = g.n_blocks / g.segments, n_segments = g.segments / g.n_splits;
     struct many_stage stage = {0, 0};
-    float c[N / 2] = {0}, p[SEGMENTS > 1 ? N / 2 : 1] = {0}, q[SEGMENTS > 2 ? N / 2 : 1] = {0};
 
-    /* Of the first segment of this block; no longer than it, or nobody would be waited for. */
-    constexpr u32 lag_blocks = SEGMENTS > 1 ? STAGES / 2 - 1 : STAGES / 2;
-    u32 lag = wg == 0 ? min(lag_blocks, n_blocks) : 0;
+    for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
+        float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
-    if (wg == 1 && blockIdx.x / RANKS < n_tiles)
-        sm90_named_sync(LAG_BARRIER, COMPUTE_WARPS * 32);
-    for (u32 t = blockIdx.x / RANKS; t < n_tiles; t += gridDim.x / RANKS, lag = 0) {
-        u32 row, n;
+        many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
+        if constexpr (CUT) {
+            float p[N / 2] = {0}, q[N / 2] = {0};
 
-        many_tile(g, N, t, rank, row, n);
-        many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg, lag);
-        if constexpr (SEGMENTS > 1) {
-            if (g.segments > 1) {
-                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg, 0);
+            if (n_segments > 1) {
+                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
                 many_add<N>(c, c, p);
             }
-        }
-        if constexpr (SEGMENTS > 2) {
-            if (g.segments > 2) {
-                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg, 0);
-                many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg, 0);
+            if (n_segments > 2) {
+                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+                many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg);
                 many_add<N>(p, p, q);
                 many_add<N>(c, c, p);
             }
         }
-        many_store<N, SEGMENTS>(c, g, staging, row + wg * 64 + warp * 16, n);
+        /* Not before: registers are few up to here. */
+        const struct many_tile t = many_tile<N>(g, i, rank);
+        const u32 row = t.row + wg * WG_ROWS + warp * 16;
+
+        if constexpr (CUT) {
+            if (g.n_splits == 2) {
+                many_join<N, 2>(c, g, t, staging, row);
+                continue;
+            }
+            if (g.n_splits == 4) {
+                many_join<N, 4>(c, g, t, staging, row);
+                continue;
+            }
+        }
+        many_store<N, CUT ? 2 : 4, !CUT && N % 32 == 0>(c, g, staging, row, t.end, t.n);
     }
 }
 
 extern __shared__ unsigned char many_dynamic[];
 
-template <int N, int STAGES, int SEGMENTS>
+template <int N, int STAGES, bool CUT>
 DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     __shared__ u64 barriers[2][STAGES];
     const u32 ring = (sm90_shared(many_dynamic) + 1023) & ~1023u;
     const u32 full = sm90_shared(barriers[0]), empty = sm90_shared(barriers[1]);
     const u32 rank = sm90_cluster_rank();
+    const u32 n_compute = g.height > WG_ROWS ? COMPUTE_WARPS : COMPUTE_WARPS / 2;
 
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
             sm90_barrier_init(full + 8 * i, 1);
-            sm90_barrier_init(empty + 8 * i, RANKS * COMPUTE_WARPS);
+            sm90_barrier_init(empty + 8 * i, RANKS * n_compute);
         }
         sm90_barrier_init_done();
         sm90_launch_next();
@@ -320,17 +513,19 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     sm90_cluster_sync(); /* the peer's barriers are made, too */
 
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) many_copy<N, STAGES>(map, g, ring, full, empty, rank);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x < 32) many_copy<N, STAGES>(map, g, ring, full, empty, rank);
         __syncwarp();
     } else {
-        const u32 warp = threadIdx.x / 32 - 4;
+        /* The same in a warp, and the compiler is to know it: uniform registers do the rest. */
+        const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 4;
 
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        sm90_wait_previous(); /* `out` is ours now */
-        many_compute<N, STAGES, SEGMENTS>(
-            g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (16 * STAGING_PITCH),
-            full, empty, rank, warp / 4);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        sm90_wait_previous(); /* `out` is ours now, and partial sums */
+        if (warp < n_compute)
+            many_compute<N, STAGES, CUT>(
+                g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (16 * STAGING_PITCH),
+                full, empty, rank, warp / 4);
     }
     __syncwarp();
     sm90_cluster_sync(); /* the peer may still arrive at our barriers */

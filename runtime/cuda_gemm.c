@@ -12,7 +12,6 @@
 enum {
     UNITS = 132,       /* multiprocessors that tiles are spread over */
     CUT_RANKS = 2,     /* blocks that share the segments of a tile */
-    CUT_WIDE = 128,    /* tile of many rows with K cut; then the tree fits the registers */
     COPY_THREADS = 64, /* of sm90_gemm_bf16_few* */
     ROW_STAGES_MAX = 8,
     RING_BYTES = 108 << 10,       /* two kernels' rings share a multiprocessor, so they overlap */
@@ -24,7 +23,16 @@ enum {
     MANY_RANKS = 2,
     MANY_STAGING_BYTES = 8 * 16 * 144, /* as in sm90_gemm_many.cuh */
     MANY_GROUP = 8,                    /* pairs of row tiles: 4 MB of x at K = 1024 */
-    MANY_ROWS_MIN = 256,
+    MANY_ROWS_MIN = 65,
+    ROUND_CYCLES = 3000, /* of a tile's end and the next one's beginning */
+    PAIR_CYCLES = 1500,  /* of blocks that wait for each other to begin and to end */
+    HBM_BYTES_PER_CYCLE = 2100,
+    MANY_WIDE_MAX = 256,
+    MANY_CUT_WIDE = 128, /* of the kernel whose registers hold a tree of MANY_TREE segments */
+    MANY_TREE = 4,
+    MANY_SPLITS_MAX = 4,
+    PARTS_BYTES = SM90_GEMM_BLOCKS_MAX * MANY_CUT_WIDE * SM90_GEMM_MANY_TOKENS * 4,
+    COUNTS_BYTES = 2 * SM90_GEMM_BLOCKS_MAX * 8 * 4,
     PACK_THREADS = 256,
     GRID_Y_MAX = 65535,
     HOLD_BYTES_PER_US = 4500000 / 8 * 10, /* memory's rate, of which a block waits 8 parts in 10 */
@@ -41,9 +49,12 @@ static const struct kernel_info {
     [CUDA_GEMM_FEW32] = {"sm90_gemm_bf16_few32", 32, 0},
     [CUDA_GEMM_FEW64] = {"sm90_gemm_bf16_few64", 64, 0},
     [CUDA_GEMM_FEW128] = {"sm90_gemm_bf16_few128", 128, 0},
+    [CUDA_GEMM_MANY48] = {"sm90_gemm_bf16_many48", 48, 9},
+    [CUDA_GEMM_MANY96] = {"sm90_gemm_bf16_many96", 96, 7},
     [CUDA_GEMM_MANY128] = {"sm90_gemm_bf16_many128", 128, 6},
     [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
     [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
+    [CUDA_GEMM_MANY256] = {"sm90_gemm_bf16_many256", 256, 4},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
 };
 
@@ -51,6 +62,7 @@ struct cuda_gemm {
     struct cuda_driver *driver;
     CUfunction pack;
     CUfunction entries[CUDA_GEMM_END];
+    CUdeviceptr parts; /* PARTS_BYTES, then COUNTS_BYTES; 0 until taken */
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -96,18 +108,16 @@ void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, u
                      bool turns) {
     const bool cut = segments > 1 && !turns;
     const uint32_t tile = choose_tile(n, cut, turns);
-    const uint32_t wide = cut ? CUT_WIDE : tile % 7 ? 192 : 224;
-    const uint32_t n_tiles = ceil_div(n, wide) * (wide / tile);
+    /* The widest tile of many rows may begin at the last eight and reads on. */
+    const uint32_t n_tiles = ceil_div(n + MANY_WIDE_MAX - SM90_GEMM_ATOM_ROWS, tile);
 
     ASSERT(n > 0 && n % (turns ? 16 : 8) == 0 && n_k > 0 && n_k % 16 == 0);
-    ASSERT(wide % (MANY_RANKS * tile) == 0);
     *out_w = (struct cuda_gemm_weight){
         .n = n,
         .n_k = n_k,
         .tile = tile,
         .n_tiles = ceil_div(n, tile),
         .n_blocks = ceil_div(n_k, SM90_GEMM_BLOCK),
-        .wide = wide,
         .cut = cut,
         .turns = turns,
     };
@@ -119,6 +129,19 @@ static bool is_few(enum cuda_gemm_kernel kernel) {
            kernel == CUDA_GEMM_FEW8_NVRTC;
 }
 
+static bool is_many(enum cuda_gemm_kernel kernel) {
+    return kernel >= CUDA_GEMM_MANY48 && kernel <= CUDA_GEMM_MANY256;
+}
+
+/* Segments that one block adds up, and blocks that share those of a tile. */
+static uint32_t many_tree(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_MANY128 ? MANY_TREE : 1;
+}
+
+static uint32_t many_splits_max(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_MANY128 ? MANY_SPLITS_MAX : 1;
+}
+
 /* Blocks of K must not straddle segments, and a block's share of them fits its registers. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                    uint32_t segments) {
@@ -128,24 +151,138 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
     if (kernel == CUDA_GEMM_ANY) return true;
     if (is_few(kernel))
         return aligned && segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
-    return aligned && kernels[kernel].width == w->wide && segments <= (w->cut ? 4u : 1u);
+    /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
+    if (w->turns && (kernels[kernel].width % 32 || many_tree(kernel) > 1)) return false;
+    return aligned && segments <= many_tree(kernel) * many_splits_max(kernel);
+}
+
+/* A launch of a kernel of many rows: pairs of blocks, each a tile and a share of its segments. */
+struct many_way {
+    uint32_t n_splits;
+    bool share_x;
+};
+
+/* Of its tiles of rows of x: no more of them than the pairs need, all alike, and each block's share
+ * of one a number of eights. */
+static uint32_t many_height(uint32_t n_rows, struct many_way way) {
+    const uint32_t whole = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t n_shares = ceil_div(n_rows, whole) * MANY_RANKS;
+    const uint32_t share = ceil_div(n_rows, n_shares * SM90_GEMM_ATOM_ROWS) * SM90_GEMM_ATOM_ROWS;
+
+    return way.share_x ? MANY_RANKS * share : share;
+}
+
+static uint32_t many_pairs(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                           uint32_t n_rows, struct many_way way) {
+    const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t columns = kernels[kernel].width * (way.share_x ? MANY_RANKS : 1);
+
+    return ceil_div(n_rows, rows) * ceil_div(w->n, columns) * way.n_splits;
+}
+
+/* Whether the kernel can do it so; pairs that wait for each other must all be on the GPU. */
+static bool many_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                     uint32_t n_rows, uint32_t segments, struct many_way way) {
+    const uint32_t limit = min_u32(SM90_GEMM_BLOCKS_MAX, UNITS) / MANY_RANKS;
+
+    return way.n_splits <= many_splits_max(kernel) && way.n_splits <= segments &&
+           segments / way.n_splits <= many_tree(kernel) &&
+           (way.n_splits == 1 || many_pairs(kernel, w, n_rows, way) <= limit);
+}
+
+bool cuda_gemm_can_so(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                      uint32_t n_rows, uint32_t segments, uint32_t n_splits,
+                      enum cuda_gemm_pairs pairs) {
+    if (!cuda_gemm_can(kernel, w, segments)) return false;
+    if (!is_many(kernel)) return n_splits == 1 && pairs == CUDA_GEMM_SHARE_W;
+    return many_can(kernel, w, n_rows, segments,
+                    (struct many_way){n_splits, pairs == CUDA_GEMM_SHARE_X});
+}
+
+/* What HBM takes to bring a block of K of so many rows of W to each of n units, in cycles. */
+static uint32_t hbm_cycles(uint32_t n_rows_of_w, uint32_t n) {
+    return n_rows_of_w * ROW_BYTES * min_u32(n, UNITS) / HBM_BYTES_PER_CYCLE;
+}
+
+/* About how many cycles it takes, but for what all kernels have in common. */
+static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows, struct many_way way) {
+    const uint32_t width = kernels[kernel].width, height = many_height(n_rows, way);
+    const uint32_t n_blocks = many_pairs(kernel, w, n_rows, way) * MANY_RANKS;
+    const uint32_t n_wgs = height > 64 ? 2 : 1;
+    /* A block of K: what wgmma reads of shared memory and the copies write there, 128 bytes a
+     * cycle; what can come in, 50; the steps; HBM. */
+    const uint32_t shared = height + width + n_wgs * (64 + width);
+    const uint32_t comes = (height + width) * 26 / 10;
+    const uint32_t hbm = hbm_cycles(way.share_x ? width : width / MANY_RANKS, n_blocks);
+    const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_wgs * 2 * width, hbm));
+    const uint32_t join = way.n_splits == 1 ? 0 : way.n_splits == 2 ? 3000 : 5000;
+
+    return (uint64_t)ceil_div(n_blocks, UNITS) *
+               (w->n_blocks / way.n_splits * block + ROUND_CYCLES) +
+           join + PAIR_CYCLES;
+}
+
+/* The same of the widest kernel of few rows. */
+static uint64_t few_cycles(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
+    const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
+    const uint32_t n_row_tiles = ceil_div(n_rows, kernels[CUDA_GEMM_FEW128].width);
+    const uint32_t n_blocks = w->n_tiles * n_row_tiles * ranks;
+    const uint32_t comes = (w->tile + ceil_div(n_rows, n_row_tiles)) * 26 / 10;
+    const uint32_t block = max_u32(comes, hbm_cycles(w->tile, n_blocks));
+
+    return (uint64_t)ceil_div(n_blocks, UNITS) * (w->n_blocks / ranks * block + ROUND_CYCLES);
+}
+
+/* The fastest way of the kernel, of those asked for; its cycles, or UINT64_MAX where it has none. */
+static uint64_t many_choose(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows, uint32_t segments, uint32_t n_splits, uint32_t pairs,
+                            struct many_way *out_way) {
+    uint64_t best = UINT64_MAX;
+
+    for (uint32_t splits = 1; splits <= MANY_SPLITS_MAX; splits *= 2)
+        for (int share_x = 0; share_x < 2; share_x++) {
+            const struct many_way way = {splits, share_x};
+            uint64_t cycles;
+
+            if (n_splits && n_splits != splits) continue;
+            if (pairs && share_x != (pairs == CUDA_GEMM_SHARE_X)) continue;
+            if (!many_can(kernel, w, n_rows, segments, way)) continue;
+            cycles = many_cycles(kernel, w, n_rows, way);
+            if (cycles >= best) continue;
+            best = cycles;
+            *out_way = way;
+        }
+    return best;
+}
+
+static enum cuda_gemm_kernel choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
+                                    uint32_t segments, uint32_t n_splits) {
+    enum cuda_gemm_kernel kernel = CUDA_GEMM_FEW128;
+    uint64_t best = UINT64_MAX;
+
+    while (kernel > CUDA_GEMM_FEW8 &&
+           (kernels[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
+        kernel--;
+    if (!cuda_gemm_can(kernel, w, segments)) kernel = CUDA_GEMM_ANY;
+    if (n_rows < MANY_ROWS_MIN) return kernel;
+    if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_MANY256; k++) {
+        struct many_way way;
+        uint64_t cycles;
+
+        if (!cuda_gemm_can(k, w, segments)) continue;
+        cycles = many_choose(k, w, n_rows, segments, n_splits, 0, &way);
+        if (cycles >= best) continue;
+        best = cycles;
+        kernel = k;
+    }
+    return kernel;
 }
 
 enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
                                        uint32_t segments) {
-    enum cuda_gemm_kernel kernel = CUDA_GEMM_FEW128;
-
-    if (n_rows > MANY_ROWS_MIN) {
-        kernel = w->wide == 128   ? CUDA_GEMM_MANY128
-                 : w->wide == 192 ? CUDA_GEMM_MANY192
-                                  : CUDA_GEMM_MANY224;
-        if (cuda_gemm_can(kernel, w, segments)) return kernel;
-        kernel = CUDA_GEMM_FEW128;
-    }
-    while (kernel > CUDA_GEMM_FEW8 &&
-           (kernels[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
-        kernel--;
-    return cuda_gemm_can(kernel, w, segments) ? kernel : CUDA_GEMM_ANY;
+    return choose(w, n_rows, segments, 0);
 }
 
 static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
@@ -169,6 +306,13 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
         if (kernels[i].stages) n_bytes = shared_bytes_many(i);
         r = cuda_driver_entry(d, kernels[i].name, kernels[i].name, n_bytes, &g->entries[i], e);
     }
+    if (r == 0)
+        r = cuda_driver_check(d, d->cuda.cuMemAlloc_v2(&g->parts, PARTS_BYTES + COUNTS_BYTES),
+                              "memory for partial sums", e);
+    if (r == 0)
+        r = cuda_driver_check(
+            d, d->cuda.cuMemsetD8Async(g->parts, 0, PARTS_BYTES + COUNTS_BYTES, d->stream),
+            "clear partial sums", e);
     if (r < 0) {
         cuda_gemm_close(g);
         return r;
@@ -178,6 +322,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
 }
 
 void cuda_gemm_close(struct cuda_gemm *g) {
+    if (g && g->parts) (void)g->driver->cuda.cuMemFree_v2(g->parts);
     free(g);
 }
 
@@ -251,6 +396,8 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     int r;
 
     p->n_row_tiles = ceil_div(a->n_rows, width);
+    /* The narrowest takes its tiles whole; rows past the end take others longer than rows. */
+    p->height = width > 8 ? ceil_div(a->n_rows, p->n_row_tiles) : width;
     p->n_ranks = a->w->cut && a->segments > 1 ? CUT_RANKS : 1;
     plan_rings(p, width);
     n_tiles = p->n_tiles * p->n_row_tiles;
@@ -270,7 +417,7 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
             (launch.block[0] - COPY_THREADS) / 128 * 64 * ROW_BYTES;
     part = p->n_ranks > 1 ? width * (p->tile + PART_PAD) * 4 : 0;
     launch.shared_bytes = ALIGN_BYTES + max_u32(ring, max_u32(reach, part));
-    r = encode(g, a, width, &map, e);
+    r = encode(g, a, p->height, &map, e);
     if (r < 0) return r;
     launch.params = (void *[]){&map, p};
     return cuda_driver_launch(g->driver, &launch, e);
@@ -278,22 +425,29 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
 
 static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
                     const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
-    const uint32_t n_pairs = ceil_div(a->n_rows, MANY_RANKS * SM90_GEMM_MANY_TOKENS);
-    const uint32_t n_tiles = n_pairs * ceil_div(a->w->n, kernels[kernel].width);
     struct cuda_launch launch = {
         .entry = g->entries[kernel],
         .name = kernels[kernel].name,
-        .grid = {min_u32(n_tiles * MANY_RANKS, UNITS)},
         .block = {MANY_THREADS},
         .cluster = MANY_RANKS,
         .shared_bytes = shared_bytes_many(kernel),
         .overlap = a->overlap,
     };
+    struct many_way way = {0, false};
     CUtensorMap map;
     int r;
 
-    p->group = min_u32(n_pairs, MANY_GROUP);
-    r = encode(g, a, SM90_GEMM_MANY_TOKENS, &map, e);
+    (void)many_choose(kernel, a->w, a->n_rows, a->segments, a->n_splits, a->pairs, &way);
+    ASSERT(way.n_splits > 0);
+    launch.grid[0] = min_u32(many_pairs(kernel, a->w, a->n_rows, way) * MANY_RANKS, UNITS);
+    p->group = MANY_GROUP;
+    p->share_x = way.share_x;
+    p->once = a->n_rows <= p->height * (way.share_x ? 1 : MANY_RANKS);
+    p->height = many_height(a->n_rows, way);
+    p->n_splits = way.n_splits;
+    p->parts = g->parts;
+    p->counts = g->parts + PARTS_BYTES;
+    r = encode(g, a, way.share_x ? p->height / MANY_RANKS : p->height, &map, e);
     if (r < 0) return r;
     launch.params = (void *[]){&map, p};
     return cuda_driver_launch(g->driver, &launch, e);
@@ -341,11 +495,15 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     if (a->n_rows == 0) return 0;
     ASSERT(cuda_gemm_can(kernel, a->w, a->segments));
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
-    return is_few(kernel) ? run_few(g, kernel, a, &p, e) : run_many(g, kernel, a, &p, e);
+    return is_many(kernel) ? run_many(g, kernel, a, &p, e) : run_few(g, kernel, a, &p, e);
 }
 
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct err *e) {
-    return cuda_gemm_run_by(g, cuda_gemm_choose(a->w, a->n_rows, a->segments), a, e);
+    struct cuda_gemm_args args = *a;
+
+    /* With fewer multiprocessors, blocks that wait for each other might not all find a place. */
+    if (g->driver->n_units < UNITS) args.n_splits = 1;
+    return cuda_gemm_run_by(g, choose(a->w, a->n_rows, a->segments, args.n_splits), &args, e);
 }
 
 const char *cuda_gemm_name(enum cuda_gemm_kernel kernel) {

@@ -1,9 +1,10 @@
 /* cuda_gemm - matrix products on the GPU: the image of a weight matrix, the choice of a kernel,
  * its launch (SPEC 2.4).
  *
- * Owns:   nothing but a table of entries; images and buffers are the caller's.
+ * Owns:   a table of entries and 8.3 MiB for partial sums; images and buffers are the caller's.
  * Thread: as the driver's.
- * Fails:  -EINVAL  a kernel is missing
+ * Fails:  -ENOMEM  no memory for partial sums
+ *         -EINVAL  a kernel is missing
  *         -EIO     the device is lost
  *
  * A matrix is repacked once, at load; few rows of x and many read the same image.  The choice of
@@ -31,7 +32,6 @@ struct cuda_gemm_weight {
     uint64_t n_bytes;
     uint32_t n, n_k;
     uint32_t tile, n_tiles, n_blocks; /* as in sm90_gemm.h; n_tiles holds all n rows */
-    uint32_t wide;                    /* rows of W to a tile of many rows of x */
     bool cut;                         /* made for K in two or more segments */
     bool turns;                       /* rows in turns of eight, gate and up */
 };
@@ -45,8 +45,13 @@ struct cuda_gemm_args {
     uint32_t n_rows;
     uint32_t segments;        /* of K: 1, 2, 4, 8 or 16 */
     enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone */
+    uint32_t n_splits;        /* of many rows: 1, 2 or 4 shares of the segments; 0: the fastest */
+    uint32_t pairs;           /* of many rows: enum cuda_gemm_pairs; 0: the fastest */
     bool overlap; /* start beside the kernel before, which need not know: we wait for it */
 };
+
+/* What the two blocks of a pair have in common, where rows are many. */
+enum cuda_gemm_pairs { CUDA_GEMM_PAIRS_ANY, CUDA_GEMM_SHARE_W, CUDA_GEMM_SHARE_X };
 
 /* Which kernel, and how it is launched. */
 enum cuda_gemm_kernel {
@@ -56,9 +61,12 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_FEW32,
     CUDA_GEMM_FEW64,
     CUDA_GEMM_FEW128,
+    CUDA_GEMM_MANY48,
+    CUDA_GEMM_MANY96,
     CUDA_GEMM_MANY128,
     CUDA_GEMM_MANY192,
     CUDA_GEMM_MANY224,
+    CUDA_GEMM_MANY256,
     CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; never chosen */
     CUDA_GEMM_END,
 };
@@ -71,6 +79,9 @@ void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, u
 /* Pure: whether the kernel can do the shape, and the one that does it fastest. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                    uint32_t segments);
+bool cuda_gemm_can_so(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                      uint32_t n_rows, uint32_t segments, uint32_t n_splits,
+                      enum cuda_gemm_pairs pairs); /* 1 and SHARE_W for kernels of few rows */
 enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
                                        uint32_t segments);
 

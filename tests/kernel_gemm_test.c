@@ -14,6 +14,14 @@
 
 enum { X_PAD = 16, OUT_PAD = 8 };
 
+/* How a kernel of many rows may be launched. */
+static const struct way {
+    uint32_t n_splits, pairs;
+} ways[] = {{1, CUDA_GEMM_SHARE_W}, {1, CUDA_GEMM_SHARE_X}, {2, CUDA_GEMM_SHARE_W},
+            {2, CUDA_GEMM_SHARE_X}, {4, CUDA_GEMM_SHARE_W}, {4, CUDA_GEMM_SHARE_X}};
+
+enum { N_WAYS = sizeof(ways) / sizeof(ways[0]) };
+
 static struct cuda_gemm *gemm;
 static struct cpu_pool *pool;
 static unsigned n_failed;
@@ -189,8 +197,8 @@ static bool both_nan(uint32_t a, uint32_t b) {
     return (a & 0x7fffffff) > 0x7f800000 && (b & 0x7fffffff) > 0x7f800000;
 }
 
-static void compare(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_gemm_form form,
-                    uint32_t n_rows, const void *got) {
+static void compare(struct product *p, enum cuda_gemm_kernel kernel, struct way way,
+                    enum sm90_gemm_form form, uint32_t n_rows, const void *got) {
     const size_t value = form == SM90_GEMM_F32 ? 4 : 2, row_bytes = p->out_stride * value;
     const char *want = all_wanted(p, form), *past = want + p->n_rows * row_bytes;
 
@@ -208,18 +216,18 @@ static void compare(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_g
             if (a == b) continue;
             /* What x86 and the GPU make of infinities of both signs differs in bits. */
             if (form == SM90_GEMM_F32 && p->segments > 1 && both_nan(a, b)) continue;
-            printf("%s form %d, W %u x %u (tile %u) in %u segments, %u rows: row %u column %u is "
-                   "%08x, not %08x\n",
-                   cuda_gemm_name(kernel), form, p->n, p->n_k, p->w.tile, p->segments, n_rows, row,
-                   i, a, b);
+            printf("%s (splits %u, pairs %u) form %d, W %u x %u (tile %u) in %u segments, %u rows: "
+                   "row %u column %u is %08x, not %08x\n",
+                   cuda_gemm_name(kernel), way.n_splits, way.pairs, form, p->n, p->n_k, p->w.tile,
+                   p->segments, n_rows, row, i, a, b);
             n_failed++;
             return;
         }
     }
 }
 
-static void run(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_gemm_form form,
-                uint32_t n_rows, bool overlap) {
+static void run_way(struct product *p, enum cuda_gemm_kernel kernel, struct way way,
+                    enum sm90_gemm_form form, uint32_t n_rows, bool overlap) {
     const size_t value = form == SM90_GEMM_F32 ? 4 : 2;
     const size_t n_bytes = (size_t)(n_rows + 1) * p->out_stride * value;
     const struct cuda_gemm_args args = {
@@ -231,6 +239,8 @@ static void run(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_gemm_
         .n_rows = n_rows,
         .segments = p->segments,
         .form = form,
+        .n_splits = way.n_splits,
+        .pairs = way.pairs,
         .overlap = overlap,
     };
     unsigned char *got = gpu_host(n_bytes);
@@ -242,12 +252,19 @@ static void run(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_gemm_
             memcpy(got + (size_t)row * p->out_stride * 2, p->residual + (size_t)row * p->n,
                    (size_t)p->n * 2);
     gpu_write(p->d_out, got, n_bytes);
-    if (cuda_gemm_can(kernel, &p->w, p->segments)) {
-        GPU_CHECK(cuda_gemm_run_by(gemm, kernel, &args, &e));
-        gpu_read(got, p->d_out, n_bytes);
-        compare(p, kernel, form, n_rows, got);
-    }
+    GPU_CHECK(cuda_gemm_run_by(gemm, kernel, &args, &e));
+    gpu_read(got, p->d_out, n_bytes);
+    compare(p, kernel, way, form, n_rows, got);
     free(got);
+}
+
+/* In all ways that the kernel has. */
+static void run(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_gemm_form form,
+                uint32_t n_rows, bool overlap) {
+    if (!cuda_gemm_can(kernel, &p->w, p->segments)) return;
+    for (size_t i = 0; i < N_WAYS; i++)
+        if (cuda_gemm_can_so(kernel, &p->w, n_rows, p->segments, ways[i].n_splits, ways[i].pairs))
+            run_way(p, kernel, ways[i], form, n_rows, overlap);
 }
 
 static const struct shape {
@@ -277,6 +294,9 @@ static const struct shape {
     {28672, 128, 1, 1, true, "tiles of 112, rounds of blocks"},
     {4096, 512, 4, 4, false, "clusters"},
     {14784, 64, 1, 1, false, "tiles of 112, one block of K"},
+    {1032, 512, 4, 4, false, "splits of K, and columns past the end in each width"},
+    {776, 1280, 1, 1, false, "columns past the end, more blocks of K than stages"},
+    {1120, 768, 1, 1, true, "the same with gate and up"},
 };
 
 static void test_shape(const struct shape *s, uint32_t n_rows_max) {
@@ -285,8 +305,8 @@ static void test_shape(const struct shape *s, uint32_t n_rows_max) {
 
     product_open(&p, s->n, s->n_k, s->segments, s->made_for, s->turns, n_rows_max);
     for (uint32_t n_rows = 1; n_rows <= n_rows_max; n_rows++) {
-        /* All up to 33, then around multiples of 64. */
-        if (n_rows > 33 && (n_rows + 1) % 64 > 2 && n_rows != n_rows_max) continue;
+        /* All up to 33, then around multiples of 64, and what makes tiles of odd heights. */
+        if (n_rows > 33 && (n_rows + 1) % 64 > 2 && n_rows % 72 && n_rows != n_rows_max) continue;
         for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
             if (s->turns)
                 run(&p, k, SM90_GEMM_SILU, n_rows, n_rows % 2);
@@ -301,9 +321,68 @@ static void test_shape(const struct shape *s, uint32_t n_rows_max) {
     printf("%s: %s\n", n_failed > before ? "FAIL" : "ok", s->why);
 }
 
+/* All values of a gate, by every kernel: what makes of it is not the twin's way, but its bits. */
+static void test_gates(void) {
+    enum { N_GATES = 65536, N_K = 64 };
+    uint16_t *host = gpu_host((size_t)2 * N_GATES * N_K * 2), *got = gpu_host(N_GATES * 2);
+    struct cuda_gemm_weight w;
+    struct cuda_gemm_args args;
+    uint64_t d_gates, d_ups, d_x, d_out;
+    struct err e = {""};
+
+    cuda_gemm_shape(&w, 2 * N_GATES, N_K, 1, true);
+    w.d_image = gpu_take(w.n_bytes, 0);
+    memset(host, 0, (size_t)2 * N_GATES * N_K * 2);
+    for (uint32_t i = 0; i < N_GATES; i++) {
+        host[(size_t)i * N_K] = (uint16_t)i;
+        host[(size_t)(N_GATES + i) * N_K] = 0x3f80; /* 1 */
+    }
+    d_gates = gpu_copy_of(host, (size_t)N_GATES * N_K * 2);
+    d_ups = gpu_copy_of(host + (size_t)N_GATES * N_K, (size_t)N_GATES * N_K * 2);
+    GPU_CHECK(cuda_gemm_pack(gemm, &w, d_gates, N_GATES, 0, 2, &e));
+    GPU_CHECK(cuda_gemm_pack(gemm, &w, d_ups, N_GATES, 1, 2, &e));
+    memset(host, 0, N_K * 2);
+    host[0] = 0x3f80;
+    d_x = gpu_copy_of(host, N_K * 2);
+    d_out = gpu_take(N_GATES * 2, GPU_POISON);
+    args = (struct cuda_gemm_args){.w = &w,
+                                   .d_x = d_x,
+                                   .d_out = d_out,
+                                   .x_stride = N_K,
+                                   .out_stride = N_GATES,
+                                   .n_rows = 1,
+                                   .segments = 1,
+                                   .form = SM90_GEMM_SILU};
+    for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
+        if (!cuda_gemm_can(k, &w, 1)) continue;
+        GPU_DRIVER(cuMemsetD8Async(d_out, GPU_POISON, N_GATES * 2, gpu->stream));
+        GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));
+        gpu_read(got, d_out, N_GATES * 2);
+        for (uint32_t i = 0; i < N_GATES; i++) {
+            const float gate = num_from_bf16(i == 0x8000 ? 0 : (uint16_t)i); /* no sum is -0 */
+            const uint16_t want =
+                num_to_bf16(num_from_bf16(num_to_bf16(num_silu(num_from_bf16(num_to_bf16(gate))))));
+
+            n_compared++;
+            if (got[i] == want) continue;
+            printf("%s: gate %04x gives %04x, not %04x\n", cuda_gemm_name(k), i, got[i], want);
+            n_failed++;
+        }
+    }
+    gpu_give(w.d_image);
+    gpu_give(d_gates);
+    gpu_give(d_ups);
+    gpu_give(d_x);
+    gpu_give(d_out);
+    free(host);
+    free(got);
+    printf("all gates\n");
+}
+
 /* Kernel against kernel, where the twin would take minutes: few rows by the plain one. */
 static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) {
-    static const uint32_t counts[] = {1, 8, 16, 17, 32, 64, 65, 128, 200, 256, 257, 1000, 2048};
+    static const uint32_t counts[] = {1,   8,   16,  17,  32,  64,   65,  80,
+                                      128, 136, 200, 256, 257, 1000, 2048};
     enum { N_ROWS = 2048 };
     const uint32_t n_out = turns ? n / 2 : n;
     const size_t out_bytes = (size_t)N_ROWS * n_out * 2;
@@ -334,23 +413,27 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
     GPU_CHECK(cuda_gemm_run_by(gemm, CUDA_GEMM_ANY, &args, &e));
     gpu_read(want, d_out, out_bytes);
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
-        for (enum cuda_gemm_kernel k = CUDA_GEMM_FEW8; k < CUDA_GEMM_END; k++) {
+        for (size_t each = 0; each < N_WAYS * CUDA_GEMM_END; each++) {
+            const enum cuda_gemm_kernel k = each / N_WAYS;
+            const size_t i = each % N_WAYS;
             const size_t n_values = (size_t)counts[c] * n_out;
 
             args.n_rows = counts[c];
-            if ((k < CUDA_GEMM_MANY128 || k > CUDA_GEMM_MANY224) && counts[c] > 300) continue;
+            args.n_splits = ways[i].n_splits;
+            args.pairs = ways[i].pairs;
+            if ((k < CUDA_GEMM_MANY48 || k > CUDA_GEMM_MANY256) && counts[c] > 300) continue;
+            if (!cuda_gemm_can_so(k, &w, counts[c], segments, args.n_splits, args.pairs)) continue;
             GPU_DRIVER(cuMemsetD8Async(d_out, GPU_POISON, out_bytes, gpu->stream));
-            if (!cuda_gemm_can(k, &w, segments)) continue;
             GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));
             gpu_read(got, d_out, n_values * 2);
             n_compared += n_values;
             if (memcmp(got, want, n_values * 2) == 0) continue;
-            for (size_t i = 0; i < n_values; i++) {
-                if (got[i] == want[i]) continue;
-                printf("%s, W %u x %u in %u segments, %u rows: row %zu column %zu is %04x, not "
-                       "%04x\n",
-                       cuda_gemm_name(k), n, n_k, segments, counts[c], i / n_out, i % n_out, got[i],
-                       want[i]);
+            for (size_t v = 0; v < n_values; v++) {
+                if (got[v] == want[v]) continue;
+                printf("%s (splits %u, pairs %u), W %u x %u in %u segments, %u rows: row %zu "
+                       "column %zu is %04x, not %04x\n",
+                       cuda_gemm_name(k), args.n_splits, args.pairs, n, n_k, segments, counts[c],
+                       v / n_out, v % n_out, got[v], want[v]);
                 break;
             }
             n_failed++;
@@ -375,6 +458,7 @@ int main(void) {
     GPU_CHECK(cpu_pool_open(n_threads > 16 ? 16 : (uint32_t)n_threads, &pool, &e));
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         test_shape(&shapes[i], shapes[i].n > 2000 ? 130 : 520);
+    test_gates();
     test_large(6144, 4096, 1, false);
     test_large(4096, 4096, 4, false);
     test_large(28672, 4096, 1, true);
