@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <time.h>
 
+#include "runtime/sha256.h"
 #include "tests/toy_device.h"
 
 enum { VOCAB = 2048, EOS = 1 };
@@ -1274,6 +1275,203 @@ static void test_told_meanwhile(void **state) {
     }
 }
 
+/* One of a storm: what is wanted of it, and what was seen, digested as SPEC 2.12 says. */
+struct rider {
+    struct subject subject;
+    struct engine_request request;
+    const struct harness_result *want; /* alone, on another engine */
+    struct harness_result *got;
+    uint32_t granted;
+    struct sha256 *digest;
+};
+
+enum { RIDERS = 40, SICK = 4242 };
+
+static void digest_u32(struct sha256 *s, uint32_t x) {
+    sha256_add(s, &x, sizeof(x));
+}
+
+static void digest_event(struct sha256 *s, const struct engine_event *event) {
+    const uint8_t kind = event->kind == ENGINE_TOKEN ? 2 : 1;
+    const uint16_t n_top = (uint16_t)event->n_top;
+
+    sha256_add(s, &kind, 1);
+    digest_u32(s, event->id);
+    sha256_add(s, &event->logprob, sizeof(event->logprob));
+    sha256_add(s, &n_top, sizeof(n_top));
+    for (uint32_t i = 0; i < n_top; i++) {
+        digest_u32(s, event->top_ids[i]);
+        sha256_add(s, &event->top_logprobs[i], sizeof(float));
+    }
+}
+
+static void take_ride(struct harness *h, struct rider *riders, const struct engine_event *event) {
+    struct rider *rider = riders;
+    uint8_t end[2] = {3, event->finish}, digest[SHA256_BYTES];
+
+    while (rider->got != harness_find(h, event->handle)) rider++;
+    harness_take(h, event);
+    if (event->kind == ENGINE_TOKEN || event->kind == ENGINE_PROMPT_TOKEN)
+        digest_event(rider->digest, event);
+    if (rider->got->n_events > rider->granted)
+        fail_msg("%u events, %u granted", rider->got->n_events, rider->granted);
+    if (event->kind != ENGINE_DONE) return;
+    sha256_add(rider->digest, end, sizeof(end));
+    sha256_end(rider->digest, digest);
+    assert_memory_equal(digest, event->digest, sizeof(digest));
+}
+
+/* Stops by id and by text, taken from what it gives alone, so that they strike. */
+static void arm_rider(struct rider *rider, struct harness_random *random) {
+    const struct harness_result *whole = rider->want;
+    struct engine_request *r = &rider->request;
+
+    if (harness_below(random, 3) == 0 && whole->n_ids > 2) {
+        r->n_stop_ids = 1;
+        r->stop_ids[0] = whole->ids[harness_below(random, whole->n_ids)];
+    }
+    if (harness_below(random, 3) == 0 && whole->n_text > 20) {
+        r->n_stop_strings = 1;
+        r->stop_strings[0].n_bytes = (uint16_t)(1 + harness_below(random, 12));
+        memcpy(r->stop_strings[0].bytes, whole->text + harness_below(random, whole->n_text - 12),
+               r->stop_strings[0].n_bytes);
+    }
+}
+
+static struct engine_request ride_of(const struct subject *s) {
+    struct engine_request r = request_of(s);
+
+    if (s->seed % 8 == 0) r.params.seed = SICK;
+    if (s->prompt_logprobs && s->seed % 3 == 0) r.max_tokens = 0;
+    return r;
+}
+
+/* What each gives alone; those whose stops are taken from it go again with them. */
+static void ride_alone(struct rider *riders, struct harness *h, struct harness_random *random) {
+    struct engine_options o = harness_options();
+
+    harness_open(h, &o, toy_open());
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < RIDERS; i++) {
+            if (turn == 0) {
+                riders[i].subject = make_subject(random);
+                riders[i].request = ride_of(&riders[i].subject);
+            } else {
+                arm_rider(&riders[i], random);
+            }
+            riders[i].request.prompt = riders[i].subject.prompt;
+            riders[i].request.grant = 16;
+            riders[i].want = harness_submit(h, &riders[i].request);
+            harness_finish(h);
+        }
+}
+
+static bool sick_at(void *context, const struct device_want *want, uint32_t position) {
+    return want->params.seed == SICK && position >= *(const uint32_t *)context;
+}
+
+static void check_ride(const struct rider *rider, uint64_t seed, bool lost) {
+    const struct harness_result *got = rider->got, *want = rider->want;
+    const uint32_t n = got->n_ids < want->n_ids ? got->n_ids : want->n_ids;
+
+    assert_true(got->ended);
+    if (got->failed && got->code == -EIO) assert_true(lost);
+    if (got->failed && got->code == -EDOM) assert_int_equal(rider->request.params.seed, SICK);
+    if (!rider->request.deterministic) return;
+    if (!got->failed && got->finish <= 2) {
+        expect_same(want, got, "in a storm", seed);
+        assert_int_equal(got->stop_kind, want->stop_kind);
+        assert_int_equal(got->stop_index, want->stop_index);
+        assert_int_equal(got->n_prompt, want->n_prompt);
+        assert_true(got->usage.certified <= got->n_ids);
+    } else if (got->n_ids > want->n_ids || memcmp(got->ids, want->ids, n * sizeof(uint32_t)) ||
+               memcmp(got->logprobs, want->logprobs, n * sizeof(float)) ||
+               got->n_text > want->n_text || memcmp(got->text, want->text, got->n_text)) {
+        fail_msg("seed %llu: no beginning of what it gives alone", (unsigned long long)seed);
+    }
+}
+
+/* Everything at once: grants in ones or many, events taken late or not at all for long, cancels,
+ * deadlines, rows out of range, a device that is lost; whatever is seen is a beginning of what the
+ * request gives alone, digested, within its grants, and each ends once. */
+static void storm(uint64_t seed) {
+    struct harness_random random = {seed};
+    const uint32_t sick_from = 1 + harness_below(&random, 120),
+                   take_every = 1 + harness_below(&random, 4) * harness_below(&random, 100),
+                   grant_most = 1 + harness_below(&random, 3) * 40,
+                   cancel_every = harness_below(&random, 2) ? 500 : 5000;
+    struct device_fault_rules rules = {.numeric = sick_at,
+                                       .context = (void *)(uintptr_t)&sick_from};
+    struct engine_options o = harness_options();
+    struct rider riders[RIDERS] = {{.granted = 0}};
+    uint32_t n_started = 0;
+    struct device *dev = NULL;
+    struct engine_event event;
+    struct harness alone, h;
+    int r = 1;
+
+    ride_alone(riders, &alone, &random);
+    if (harness_below(&random, 4) == 0) rules.lost_at_step = 10 + harness_below(&random, 200);
+    o.policy = (enum plan_policy)harness_below(&random, 3);
+    o.window = 1 + harness_below(&random, 20);
+    o.group = 1 + harness_below(&random, 4);
+    o.step_tokens = 1 + harness_below(&random, 100);
+    o.max_requests = 2 + harness_below(&random, 30);
+    o.kv_tokens = 512 + harness_below(&random, 3) * 1024;
+    o.fixed_shape = harness_below(&random, 5) == 0;
+    assert_int_equal(device_fault_open(toy_open(), &rules, &dev, NULL), 0);
+    harness_open(&h, &o, dev);
+    h.auto_grant = false;
+    for (uint32_t turn = 0; n_started < RIDERS || engine_count(h.engine) > 0; turn++) {
+        if (n_started < RIDERS && engine_count(h.engine) < o.max_requests + o.max_queue) {
+            struct rider *rider = &riders[n_started];
+
+            rider->request.deterministic = harness_below(&random, 4) > 0;
+            rider->request.grant = rider->granted = harness_below(&random, grant_most + 1);
+            if (harness_below(&random, 20) == 0)
+                rider->request.deadline_us = clock_us() + harness_below(&random, 3000);
+            rider->digest = sha256_open();
+            sha256_start(rider->digest);
+            sha256_add(rider->digest, "llm42 digest v1", 16);
+            if (r == -EIO) break;
+            rider->got = harness_submit(&h, &rider->request);
+            n_started++;
+        }
+        r = engine_step(h.engine);
+        h.n_steps++;
+        for (uint32_t i = 0; i < n_started; i++) {
+            struct rider *rider = &riders[i];
+
+            if (harness_below(&random, cancel_every) == 0)
+                engine_cancel(h.engine, rider->got->handle);
+            if (harness_below(&random, 10) > 0) continue;
+            if (rider->got->n_events + 200 > rider->granted) {
+                const uint32_t n = 1 + harness_below(&random, grant_most);
+
+                engine_grant(h.engine, rider->got->handle, n);
+                rider->granted += n;
+            }
+        }
+        if (turn % take_every == 0 || r <= 0)
+            while (engine_next(h.engine, &event)) take_ride(&h, riders, &event);
+        assert_true(turn < 100000);
+    }
+    for (uint32_t i = 0; i < n_started; i++) check_ride(&riders[i], seed, rules.lost_at_step > 0);
+    for (uint32_t i = 0; i < RIDERS; i++) sha256_close(riders[i].digest);
+    (void)engine_step(h.engine);
+    if (r != -EIO) harness_check_idle(&h);
+    harness_close(&alone);
+    harness_close(&h);
+}
+
+static void test_storm(void **state) {
+    const char *text = getenv("ENGINE_COMBINATIONS");
+    const uint64_t n = text ? strtoull(text, NULL, 10) : 400;
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= n / 2; seed++) storm(seed);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_combinations),
@@ -1301,6 +1499,7 @@ int main(void) {
         cmocka_unit_test(test_fixed_shape_wait),
         cmocka_unit_test(test_prompts_in_turn),
         cmocka_unit_test(test_told_meanwhile),
+        cmocka_unit_test(test_storm),
     };
 
     int n_failed = cmocka_run_group_tests_name("a device that is waited for", tests, NULL, NULL);

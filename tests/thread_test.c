@@ -52,6 +52,7 @@ static void test_two_threads(void **state) {
     o.window = 7;
     o.max_requests = 16;
     harness_open(&h, &o, toy_open());
+    atomic_store(&stop, false);
     assert_int_equal(pthread_create(&thread, NULL, engine_main, h.engine), 0);
     for (uint32_t n = 0, n_ended = 0; n_ended < N_REQUESTS;) {
         if (n < N_REQUESTS && engine_count(h.engine) < LIVE_MAX) {
@@ -89,6 +90,9 @@ static void test_two_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_two_threads)};
+    int n_failed = cmocka_run_group_tests_name("a device that is waited for", tests, NULL, NULL);
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    toy_queues = true;
+    return n_failed +
+           cmocka_run_group_tests_name("a device that computes beside us", tests, NULL, NULL);
 }
