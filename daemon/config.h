@@ -49,6 +49,9 @@ struct config {
     uint32_t kv_tokens;   /* 0: as the engine chooses */
     uint32_t step_tokens; /* 0: as fits the device */
     bool fixed_shape;
+    /* [experiment] */
+    bool certify, verify;
+    uint32_t mismatch_ppm;
     /* [server] */
     char *socket, *admin_socket;
     uint32_t socket_mode;

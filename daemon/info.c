@@ -63,10 +63,12 @@ static json_t *limits_json(const struct serve *s) {
 static json_t *options_json(const struct serve *s) {
     const struct engine_options *e = &s->facts->options;
 
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:b, s:b}", "policy", plan_policy_name(e->policy),
-                     "window", (json_int_t)e->window, "group", (json_int_t)e->group, "kv_tokens",
-                     (json_int_t)e->kv_tokens, "step_tokens", (json_int_t)e->step_tokens,
-                     "fixed_shape", (int)e->fixed_shape, "round_weights", (int)e->round_weights);
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b, s:I}", "policy",
+                     plan_policy_name(e->policy), "window", (json_int_t)e->window, "group",
+                     (json_int_t)e->group, "kv_tokens", (json_int_t)e->kv_tokens, "step_tokens",
+                     (json_int_t)e->step_tokens, "fixed_shape", (int)e->fixed_shape,
+                     "round_weights", (int)e->round_weights, "certify", (int)!e->uncertified,
+                     "verify", (int)!e->unverified, "mismatch_ppm", (json_int_t)e->mismatch_ppm);
 }
 
 static json_t *all_json(const struct serve *s) {

@@ -217,6 +217,9 @@ static void on_ready(void *user) {
                    fingerprint);
     if (s->facts->options.random_seed)
         log_line(LOG_AT_WARNING, "model.random_seed: weights are made up, answers mean nothing");
+    if (s->facts->options.unverified || s->facts->options.uncertified ||
+        s->facts->options.mismatch_ppm)
+        log_line(LOG_AT_WARNING, "experiment.*: settings that cost speed or promises are on");
     log_started(s->facts->model.name, fingerprint, s->facts->device);
     notify_ready(status);
 }
@@ -309,7 +312,10 @@ static int engine_start(const struct config *c, struct engine_progress *progress
                                .context = c->context,
                                .kv_tokens = c->kv_tokens,
                                .step_tokens = c->step_tokens,
-                               .fixed_shape = c->fixed_shape};
+                               .fixed_shape = c->fixed_shape,
+                               .uncertified = !c->certify,
+                               .unverified = !c->verify,
+                               .mismatch_ppm = c->mismatch_ppm};
     const bool is_cuda = c->device == CONFIG_DEVICE_CUDA;
     struct device *dev;
     int r = device_start(c, &dev, e);

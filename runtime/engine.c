@@ -49,6 +49,11 @@ static int check_options(const struct engine_options *o, struct err *e) {
         return err_set(e, -EINVAL, "step_tokens %u: 1 to %d", o->step_tokens, PLAN_STEP_TOKENS_MAX);
     if (o->logit_rows > DEVICE_ROWS_MAX)
         return err_set(e, -EINVAL, "logit_rows %u: 0 to %d", o->logit_rows, DEVICE_ROWS_MAX);
+    if (o->mismatch_ppm > 1000000)
+        return err_set(e, -EINVAL, "mismatch_ppm %u: 0 to 1000000", o->mismatch_ppm);
+    if (o->unverified && (o->uncertified || o->mismatch_ppm || o->fixed_shape))
+        return err_set(e, -EINVAL,
+                       "unverified: nothing is verified, so nothing else is asked of it");
     if ((unsigned)o->policy > PLAN_AUTO) return err_set(e, -EINVAL, "no such policy");
     if (o->window * o->group + o->max_requests > DEVICE_ROWS_MAX - PLAN_PREFILL_MIN)
         return err_set(e, -EINVAL, "window x group + max_requests: at most %d rows",
@@ -299,7 +304,8 @@ int engine_open(const struct engine_options *o, struct device *dev, struct engin
                                     .window = o->window,
                                     .group = o->group,
                                     .step_tokens = o->step_tokens,
-                                    .fixed_shape = o->fixed_shape};
+                                    .fixed_shape = o->fixed_shape,
+                                    .unverified = o->unverified};
     if ((r = check_options(o, e)) < 0) goto out;
     g->model_path = strdup(o->model_path);
     if (!g->model_path) {
@@ -368,6 +374,8 @@ static int check_request(const struct engine *g, const struct engine_request *r,
     const struct model *m = &g->facts.model;
     uint64_t n_tokens = (uint64_t)r->n_prompt + r->max_tokens;
 
+    if (r->deterministic && g->plan.unverified)
+        return err_set(e, -ENOTSUP, "experiment.verify=no: no answer of this daemon is verified");
     if (r->n_prompt == 0) return err_set(e, -EINVAL, "an empty prompt");
     if (r->max_tokens == 0 && !r->prompt_logprobs)
         return err_set(e, -EINVAL, "max_tokens 0 without prompt logprobs asks for nothing");

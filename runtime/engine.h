@@ -57,6 +57,10 @@ struct engine_options {
     bool fixed_shape;      /* verify passes padded to group x window, as in the paper */
     uint32_t logit_rows;   /* wanted rows of one head, bounds the largest buffer; 0: 32 */
     uint32_t twin_threads; /* of a twin that the device is compared with at open; 0: none */
+    /* Experiments (SPEC 5.8); none changes what a deterministic request is answered. */
+    bool uncertified;      /* canonical steps certify nothing: every token waits for its window */
+    bool unverified;       /* fastest schedules alone; deterministic requests are refused */
+    uint32_t mismatch_ppm; /* of candidates, so many in a million are made wrong */
     bool poison;           /* freed KV pages are filled with NaN patterns (tests) */
 };
 

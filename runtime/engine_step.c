@@ -8,6 +8,7 @@
 #include "runtime/err.h"
 #include "runtime/forward.h"
 #include "runtime/kv.h"
+#include "runtime/num.h"
 #include "runtime/queue.h"
 
 enum { FINISH_CANCELLED = 3, FINISH_DEADLINE = 4 }; /* SPEC 6.9 */
@@ -213,13 +214,25 @@ static void prefilled(struct lane *lane, const struct plan_item *item,
     }
 }
 
+/* Whether a candidate is made wrong: drawn by the request's seed and the position, so that a run
+ * can be repeated. */
+static bool mismatched(const struct engine *g, const struct lane *lane) {
+    const uint32_t ppm = g->facts.options.mismatch_ppm;
+    const uint32_t word = num_random(lane->slot->request.params.seed, lane->seq.n_tokens, ~0u);
+
+    return (uint64_t)word * 1000000 >> 32 < ppm;
+}
+
 static void decoded(struct engine *g, struct lane *lane, const struct device_result *result,
                     bool canonical) {
     struct dvr_seq *s = &lane->seq;
     bool certified = canonical && dvr_clean(s);
+    uint32_t token = result->token;
 
     g->now.tokens_decoded++;
-    if (!dvr_decoded(s, result->token, canonical)) return;
+    if (s->deterministic && !certified && mismatched(g, lane))
+        token = (token + 1) % g->facts.model.vocab;
+    if (!dvr_decoded(s, token, canonical)) return;
     if (s->deterministic) lane->usage.certified += certified;
     lane_push(lane, s->n_tokens - 1, result->token, result);
 }
@@ -268,7 +281,7 @@ static void settle(struct engine *g, const struct plan *p, const struct device_b
             g->now.tokens_prompt += item->n_rows;
             prefilled(lane, item, g->results, &at);
         } else if (item->kind == PLAN_DECODE) {
-            decoded(g, lane, &g->results[next], p->canonical);
+            decoded(g, lane, &g->results[next], p->canonical && !g->facts.options.uncertified);
         } else {
             verified(g, lane, item, &g->results[next]);
         }

@@ -123,6 +123,12 @@ struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs,
 
     ASSERT(o->window >= 1 && o->group >= 1 && o->step_tokens >= 1);
 
+    if (o->unverified) {
+        p.canonical = false;
+        add_decodes(o, seqs, n_seqs, &p, items);
+        add_prefills(o, seqs, n_seqs, &p, items);
+        return p;
+    }
     add_windows(o, seqs, n_seqs, false, &p, items);
     must = p.n_items > 0;
     for (uint32_t i = 0; i < n_seqs; i++) {

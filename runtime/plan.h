@@ -30,6 +30,7 @@ struct plan_options {
     uint32_t group;       /* G */
     uint32_t step_tokens; /* rows of a step; prefill takes what decode and verify leave of it */
     bool fixed_shape;     /* a verify pass is alone in its step and padded to G x W rows */
+    bool unverified;      /* no step is canonical and none verifies: the baseline of experiments */
 };
 
 /* A running sequence, as far as planning sees it. */
