@@ -16,7 +16,7 @@ enum {
     SM90_GEMM_TILE_MAX = 128,   /* rows of a tile */
     SM90_GEMM_STAGES_MAX = 16,  /* of a ring in shared memory */
     SM90_GEMM_SEGMENTS_MAX = 16,
-    SM90_GEMM_BLOCKS_MAX = 132, /* of a grid that shares segments, sm90_gemm_bf16_many* */
+    SM90_GEMM_BLOCKS_MAX = 132, /* of a grid of sm90_gemm_bf16_split* */
     SM90_GEMM_ANY_TOKENS = 32,  /* rows of x to a warp of sm90_gemm_bf16_any */
     SM90_GEMM_MANY_TOKENS = 128 /* rows of x to a block of sm90_gemm_bf16_many* */
 };
@@ -53,8 +53,6 @@ struct sm90_gemm {
     unsigned once;     /* each of the weights is fetched once */
     unsigned share_x;  /* the blocks of a pair share x, not the weights */
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
-    unsigned long long parts;  /* binary32, the sums of each of those blocks */
-    unsigned long long counts; /* [2][SM90_GEMM_BLOCKS_MAX][8] of warps that came; zeros at first */
 };
 
 struct sm90_gemm_pack {

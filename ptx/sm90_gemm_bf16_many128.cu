@@ -1,8 +1,8 @@
-// sm90_gemm_bf16_many128 - y = W x in tiles of 128 rows of x and 128 of W, up to four segments a block: see sm90_gemm_many.cuh.
+// sm90_gemm_bf16_many128 - y = W x in tiles of 128 rows of x and 128 of W, up to four segments: see sm90_gemm_many.cuh.
 #include "ptx/sm90_gemm_many.cuh"
 
 extern "C" __global__ void __launch_bounds__(384, 1)
     sm90_gemm_bf16_many128(const __grid_constant__ struct sm90_map map,
                           const __grid_constant__ struct sm90_gemm g) {
-    many_run<128, 6, true>(&map, g);
+    many_run<128, 6, 4, false>(&map, g);
 }

@@ -4,5 +4,5 @@
 extern "C" __global__ void __launch_bounds__(384, 1)
     sm90_gemm_bf16_many192(const __grid_constant__ struct sm90_map map,
                           const __grid_constant__ struct sm90_gemm g) {
-    many_run<192, 5, false>(&map, g);
+    many_run<192, 5, 1, false>(&map, g);
 }

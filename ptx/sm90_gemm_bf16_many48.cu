@@ -4,5 +4,5 @@
 extern "C" __global__ void __launch_bounds__(384, 1)
     sm90_gemm_bf16_many48(const __grid_constant__ struct sm90_map map,
                           const __grid_constant__ struct sm90_gemm g) {
-    many_run<48, 9, false>(&map, g);
+    many_run<48, 9, 1, false>(&map, g);
 }

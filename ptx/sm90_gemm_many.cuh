@@ -4,8 +4,8 @@
  *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x height rows, or half of them where x
  *             is shared, 128-byte swizzle, zeros beyond
  *   g         see sm90_gemm.h; out may be neither x nor weights
- *   grid      clusters of 2 blocks, any number, but with n_splits > 1 exactly one a piece of work,
- *             all of them on the GPU at once
+ *   grid      clusters of 2 blocks, any number, but with SPLIT exactly one a piece of work, all of
+ *             them on the GPU at once
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
  *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
@@ -13,13 +13,16 @@
  *
  * x is the left operand of wgmma.  A tile has `height` rows of it, at most 128, for rows past the
  * end take the copy engine longer than rows that are; what stands behind them in shared memory is
- * multiplied, too, and dropped, and where it is half of the tile the second warpgroup rests.  The blocks of a pair share one operand, of which each fetches
- * half and sends it to both: they have two tiles of rows of x and the same N rows of W, or, with
- * share_x, the same tile of rows of x and N rows of W each.  `group` of the former go through all
- * of W together, so that L2 serves the other reads of it.
- * With SEGMENTS > 1 the tree of up to four segments is in registers, 64 a thread and level.
- * With n_splits > 1 the segments of a tile are spread over as many pairs.  Each has a share of the
- * columns: it leaves its sums of the others' in memory, waits, and adds theirs in tree order.
+ * multiplied, too, and dropped, and where it is half of the tile the second warpgroup rests.
+ * The blocks of a pair share one operand, of which each fetches half and sends it to both: they
+ * have two tiles of rows of x and the same N rows of W, or, with share_x, the same tile of rows of
+ * x and N rows of W each.  `group` of them go through all of W together, so that L2 serves the
+ * other reads of it.
+ * With SEGMENTS > 1 the tree of up to four segments is in registers, N / 2 a thread and level.
+ * With SPLIT, n_splits is 2 or 4: the segments of a tile are spread over as many pairs.  Each has
+ * a share of the columns: it leaves its sums of the others' in memory, waits, and adds theirs in
+ * tree order.  A kernel of its own, for beside all that the compiler no longer sees that the
+ * steps of the others are the same in all lanes, and they take twice the instructions.
  *
  *   barrier  arrives                                                waits
  *   full     this block's copier, bytes of x and of W               all who compute
@@ -182,7 +185,7 @@ DEVICE void many_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g
         sm90_copy_tile(to, map, block * SM90_GEMM_BLOCK, row, full);
 }
 
-/* One warp.  Weights depend on no kernel: the first of them come before the kernel before is done. */
+/* One warp.  Weights depend on no kernel: the first come before the kernel before is done. */
 template <int N, int STAGES>
 DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32 ring, u32 full,
                       u32 empty, u32 rank) {
@@ -363,8 +366,9 @@ DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u
         }
 }
 
-/* GATED: whether the image may be one of gate and up. */
-template <int N, int AT_ONCE, bool GATED>
+/* WHOLE: of sums that are no trees, and the image may be one of gate and up; else registers are
+ * few. */
+template <int N, bool WHOLE>
 DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging, u32 row,
                        u32 end, u32 n) {
     constexpr int chunks = N / CHUNK_COLUMNS;
@@ -373,24 +377,38 @@ DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 s
         many_store_f32<N>(c, g, row, end, n);
         return;
     }
-    if constexpr (GATED) {
+    if constexpr (WHOLE && N % 32 == 0) {
         if (g.form == SM90_GEMM_SILU) {
             many_store_gated<N, 0, chunks / 2>(c, g, staging, row, end, n);
             return;
         }
     }
-    many_store_plain<N, 0, chunks, AT_ONCE>(c, g, staging, row, end, n);
+    many_store_plain<N, 0, chunks, WHOLE ? 4 : 2>(c, g, staging, row, end, n);
 }
+
+/* Where blocks that share the segments of a tile leave sums for each other, and how many warps have
+ * brought theirs, for two and for four blocks; zeros at first. */
+enum {
+    PARTS = SM90_GEMM_BLOCKS_MAX * 128 / 8 * COMPUTE_THREADS, /* up to N = 128 */
+    COUNTS = SM90_GEMM_BLOCKS_MAX * COMPUTE_WARPS,
+};
+
+struct many_room {
+    float4 *parts; /* [PARTS] */
+    u32 *counts;   /* [2 * COUNTS] */
+};
 
 /* The root of the tree of SPLITS subtrees, of the share of the columns that is this block's, number
  * MINE.  What it has of the others' goes to memory, [N / 8][COMPUTE_THREADS] times four values a
  * block, and theirs comes from there: a warp's from the same warp of the other blocks. */
 template <int N, int SPLITS, int MINE>
 DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
-                         const struct many_tile &t, u32 staging, u32 row) {
+                         const struct many_room &room, const struct many_tile &t, u32 staging,
+                         u32 row) {
+    static_assert(N <= 128, "PARTS");
     constexpr u32 fours = N / 8, share = fours / SPLITS;
     const u32 thread = threadIdx.x - (384 - COMPUTE_THREADS), warp = thread / 32;
-    float4 *const parts = (float4 *)g.parts + (u64)t.slot * (fours * COMPUTE_THREADS) + thread;
+    float4 *const parts = room.parts + t.slot * (fours * COMPUTE_THREADS) + thread;
     float y[N / 2 / SPLITS];
 
 #pragma unroll
@@ -401,7 +419,7 @@ DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
     __syncwarp(); /* the one who tells of them has seen them */
     if (thread % 32 == 0) {
         /* Counts on and on: whoever comes is one of the SPLITS of this time. */
-        u32 *const count = (u32 *)g.counts + (SPLITS == 4 ? SM90_GEMM_BLOCKS_MAX : 0) * 8 +
+        u32 *const count = room.counts + (SPLITS == 4 ? COUNTS : 0) +
                            t.slot / SPLITS * COMPUTE_WARPS + warp;
         u32 before, now;
 
@@ -435,23 +453,44 @@ DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
         y[4 * i + 2] = p[0].z;
         y[4 * i + 3] = p[0].w;
     }
-    many_store<N / SPLITS, 2, false>(y, g, staging, row, t.end, t.n + MINE * (N / SPLITS));
+    many_store<N / SPLITS, false>(y, g, staging, row, t.end, t.n + MINE * (N / SPLITS));
 }
 
 /* Registers are addressed by constants alone. */
 template <int N, int SPLITS, int MINE = 0>
 DEVICE void many_join(const float (&c)[N / 2], const struct sm90_gemm &g,
-                      const struct many_tile &t, u32 staging, u32 row) {
+                      const struct many_room &room, const struct many_tile &t, u32 staging,
+                      u32 row) {
     if (t.split == MINE)
-        many_join_as<N, SPLITS, MINE>(c, g, t, staging, row);
+        many_join_as<N, SPLITS, MINE>(c, g, room, t, staging, row);
     else if constexpr (MINE + 1 < SPLITS)
-        many_join<N, SPLITS, MINE + 1>(c, g, t, staging, row);
+        many_join<N, SPLITS, MINE + 1>(c, g, room, t, staging, row);
 }
 
-/* CUT: whether there is code for segments; up to N = 128 the tree fits the registers. */
-template <int N, int STAGES, bool CUT>
-DEVICE void many_compute(const struct sm90_gemm &g, u32 ring, u32 staging, u32 full, u32 empty,
-                         u32 rank, u32 wg) {
+/* SEGMENTS: of a block, at most, 1 or 4; up to N = 128 their tree fits the registers. */
+template <int N, int STAGES, int SEGMENTS>
+DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring, u32 full,
+                      u32 empty, struct many_stage &stage, u32 wg) {
+    many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
+    if constexpr (SEGMENTS > 1) {
+        float p[N / 2] = {0}, q[N / 2] = {0};
+
+        if (n_segments > 1) {
+            many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+            many_add<N>(c, c, p);
+        }
+        if (n_segments > 2) {
+            many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+            many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg);
+            many_add<N>(p, p, q);
+            many_add<N>(c, c, p);
+        }
+    }
+}
+
+template <int N, int STAGES, int SEGMENTS, bool SPLIT>
+DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room, u32 ring,
+                         u32 staging, u32 full, u32 empty, u32 rank, u32 wg) {
     const u32 n_tiles = many_tiles<N>(g), warp = threadIdx.x / 32 % 4;
     const u32 n_blocks = g.n_blocks / g.segments, n_segments = g.segments / g.n_splits;
     struct many_stage stage = {0, 0};
@@ -459,43 +498,28 @@ DEVICE void many_compute(const struct sm90_gemm &g, u32 ring, u32 staging, u32 f
     for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
         float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
-        many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
-        if constexpr (CUT) {
-            float p[N / 2] = {0}, q[N / 2] = {0};
-
-            if (n_segments > 1) {
-                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
-                many_add<N>(c, c, p);
-            }
-            if (n_segments > 2) {
-                many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
-                many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg);
-                many_add<N>(p, p, q);
-                many_add<N>(c, c, p);
-            }
-        }
+        many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg);
         /* Not before: registers are few up to here. */
         const struct many_tile t = many_tile<N>(g, i, rank);
         const u32 row = t.row + wg * WG_ROWS + warp * 16;
 
-        if constexpr (CUT) {
-            if (g.n_splits == 2) {
-                many_join<N, 2>(c, g, t, staging, row);
-                continue;
-            }
-            if (g.n_splits == 4) {
-                many_join<N, 4>(c, g, t, staging, row);
-                continue;
-            }
+        if constexpr (SPLIT) {
+            if (g.n_splits == 2)
+                many_join<N, 2>(c, g, room, t, staging, row);
+            else
+                many_join<N, 4>(c, g, room, t, staging, row);
+            break; /* there is no other */
+        } else {
+            many_store<N, SEGMENTS == 1>(c, g, staging, row, t.end, t.n);
         }
-        many_store<N, CUT ? 2 : 4, !CUT && N % 32 == 0>(c, g, staging, row, t.end, t.n);
     }
 }
 
 extern __shared__ unsigned char many_dynamic[];
 
-template <int N, int STAGES, bool CUT>
-DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g) {
+template <int N, int STAGES, int SEGMENTS, bool SPLIT>
+DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
+                     const struct many_room &room = {}) {
     __shared__ u64 barriers[2][STAGES];
     const u32 ring = (sm90_shared(many_dynamic) + 1023) & ~1023u;
     const u32 full = sm90_shared(barriers[0]), empty = sm90_shared(barriers[1]);
@@ -523,9 +547,10 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         sm90_wait_previous(); /* `out` is ours now, and partial sums */
         if (warp < n_compute)
-            many_compute<N, STAGES, CUT>(
-                g, ring, ring + many_shared<N, STAGES>::ring_bytes + warp * (16 * STAGING_PITCH),
-                full, empty, rank, warp / 4);
+            many_compute<N, STAGES, SEGMENTS, SPLIT>(
+                g, room, ring,
+                ring + many_shared<N, STAGES>::ring_bytes + warp * (16 * STAGING_PITCH), full,
+                empty, rank, warp / 4);
     }
     __syncwarp();
     sm90_cluster_sync(); /* the peer may still arrive at our barriers */

@@ -25,14 +25,12 @@ enum {
     MANY_GROUP = 8,                    /* pairs of row tiles: 4 MB of x at K = 1024 */
     MANY_ROWS_MIN = 65,
     ROUND_CYCLES = 3000, /* of a tile's end and the next one's beginning */
-    PAIR_CYCLES = 1500,  /* of blocks that wait for each other to begin and to end */
+    PAIR_CYCLES = 4000,  /* of blocks that wait for each other to begin and to end */
     HBM_BYTES_PER_CYCLE = 2100,
     MANY_WIDE_MAX = 256,
     MANY_CUT_WIDE = 128, /* of the kernel whose registers hold a tree of MANY_TREE segments */
     MANY_TREE = 4,
     MANY_SPLITS_MAX = 4,
-    PARTS_BYTES = SM90_GEMM_BLOCKS_MAX * MANY_CUT_WIDE * SM90_GEMM_MANY_TOKENS * 4,
-    COUNTS_BYTES = 2 * SM90_GEMM_BLOCKS_MAX * 8 * 4,
     PACK_THREADS = 256,
     GRID_Y_MAX = 65535,
     HOLD_BYTES_PER_US = 4500000 / 8 * 10, /* memory's rate, of which a block waits 8 parts in 10 */
@@ -55,6 +53,7 @@ static const struct kernel_info {
     [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
     [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
     [CUDA_GEMM_MANY256] = {"sm90_gemm_bf16_many256", 256, 4},
+    [CUDA_GEMM_SPLIT128] = {"sm90_gemm_bf16_split128", 128, 6},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
 };
 
@@ -62,7 +61,6 @@ struct cuda_gemm {
     struct cuda_driver *driver;
     CUfunction pack;
     CUfunction entries[CUDA_GEMM_END];
-    CUdeviceptr parts; /* PARTS_BYTES, then COUNTS_BYTES; 0 until taken */
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -130,16 +128,17 @@ static bool is_few(enum cuda_gemm_kernel kernel) {
 }
 
 static bool is_many(enum cuda_gemm_kernel kernel) {
-    return kernel >= CUDA_GEMM_MANY48 && kernel <= CUDA_GEMM_MANY256;
+    return kernel >= CUDA_GEMM_MANY48 && kernel <= CUDA_GEMM_SPLIT128;
 }
 
-/* Segments that one block adds up, and blocks that share those of a tile. */
+/* Segments that one block adds up, at most, and blocks that share those of a tile. */
 static uint32_t many_tree(enum cuda_gemm_kernel kernel) {
-    return kernel == CUDA_GEMM_MANY128 ? MANY_TREE : 1;
+    return kernels[kernel].width == MANY_CUT_WIDE ? MANY_TREE : 1;
 }
 
-static uint32_t many_splits_max(enum cuda_gemm_kernel kernel) {
-    return kernel == CUDA_GEMM_MANY128 ? MANY_SPLITS_MAX : 1;
+static bool many_can_split(enum cuda_gemm_kernel kernel, uint32_t n_splits) {
+    return kernel == CUDA_GEMM_SPLIT128 ? n_splits == 2 || n_splits == MANY_SPLITS_MAX
+                                        : n_splits == 1;
 }
 
 /* Blocks of K must not straddle segments, and a block's share of them fits its registers. */
@@ -153,7 +152,8 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
         return aligned && segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
     /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
     if (w->turns && (kernels[kernel].width % 32 || many_tree(kernel) > 1)) return false;
-    return aligned && segments <= many_tree(kernel) * many_splits_max(kernel);
+    if (kernel != CUDA_GEMM_SPLIT128) return aligned && segments <= many_tree(kernel);
+    return aligned && segments > 1 && segments <= MANY_TREE * MANY_SPLITS_MAX;
 }
 
 /* A launch of a kernel of many rows: pairs of blocks, each a tile and a share of its segments. */
@@ -185,7 +185,7 @@ static bool many_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight
                      uint32_t n_rows, uint32_t segments, struct many_way way) {
     const uint32_t limit = min_u32(SM90_GEMM_BLOCKS_MAX, UNITS) / MANY_RANKS;
 
-    return way.n_splits <= many_splits_max(kernel) && way.n_splits <= segments &&
+    return many_can_split(kernel, way.n_splits) && way.n_splits <= segments &&
            segments / way.n_splits <= many_tree(kernel) &&
            (way.n_splits == 1 || many_pairs(kernel, w, n_rows, way) <= limit);
 }
@@ -267,7 +267,7 @@ static enum cuda_gemm_kernel choose(const struct cuda_gemm_weight *w, uint32_t n
     if (!cuda_gemm_can(kernel, w, segments)) kernel = CUDA_GEMM_ANY;
     if (n_rows < MANY_ROWS_MIN) return kernel;
     if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
-    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_MANY256; k++) {
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_SPLIT128; k++) {
         struct many_way way;
         uint64_t cycles;
 
@@ -306,13 +306,6 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
         if (kernels[i].stages) n_bytes = shared_bytes_many(i);
         r = cuda_driver_entry(d, kernels[i].name, kernels[i].name, n_bytes, &g->entries[i], e);
     }
-    if (r == 0)
-        r = cuda_driver_check(d, d->cuda.cuMemAlloc_v2(&g->parts, PARTS_BYTES + COUNTS_BYTES),
-                              "memory for partial sums", e);
-    if (r == 0)
-        r = cuda_driver_check(
-            d, d->cuda.cuMemsetD8Async(g->parts, 0, PARTS_BYTES + COUNTS_BYTES, d->stream),
-            "clear partial sums", e);
     if (r < 0) {
         cuda_gemm_close(g);
         return r;
@@ -322,7 +315,6 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
 }
 
 void cuda_gemm_close(struct cuda_gemm *g) {
-    if (g && g->parts) (void)g->driver->cuda.cuMemFree_v2(g->parts);
     free(g);
 }
 
@@ -445,8 +437,6 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     p->once = a->n_rows <= p->height * (way.share_x ? 1 : MANY_RANKS);
     p->height = many_height(a->n_rows, way);
     p->n_splits = way.n_splits;
-    p->parts = g->parts;
-    p->counts = g->parts + PARTS_BYTES;
     r = encode(g, a, way.share_x ? p->height / MANY_RANKS : p->height, &map, e);
     if (r < 0) return r;
     launch.params = (void *[]){&map, p};

@@ -1,10 +1,9 @@
 /* cuda_gemm - matrix products on the GPU: the image of a weight matrix, the choice of a kernel,
  * its launch (SPEC 2.4).
  *
- * Owns:   a table of entries and 8.3 MiB for partial sums; images and buffers are the caller's.
+ * Owns:   nothing but a table of entries; images and buffers are the caller's.
  * Thread: as the driver's.
- * Fails:  -ENOMEM  no memory for partial sums
- *         -EINVAL  a kernel is missing
+ * Fails:  -EINVAL  a kernel is missing
  *         -EIO     the device is lost
  *
  * A matrix is repacked once, at load; few rows of x and many read the same image.  The choice of
@@ -45,7 +44,7 @@ struct cuda_gemm_args {
     uint32_t n_rows;
     uint32_t segments;        /* of K: 1, 2, 4, 8 or 16 */
     enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone */
-    uint32_t n_splits;        /* of many rows: 1, 2 or 4 shares of the segments; 0: the fastest */
+    uint32_t n_splits;        /* shares of the segments, of SPLIT128: 2 or 4; 0: the fastest */
     uint32_t pairs;           /* of many rows: enum cuda_gemm_pairs; 0: the fastest */
     bool overlap; /* start beside the kernel before, which need not know: we wait for it */
 };
@@ -67,6 +66,7 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_MANY192,
     CUDA_GEMM_MANY224,
     CUDA_GEMM_MANY256,
+    CUDA_GEMM_SPLIT128,   /* as MANY128, but with n_splits 2 or 4 */
     CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; never chosen */
     CUDA_GEMM_END,
 };
