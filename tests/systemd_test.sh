@@ -14,8 +14,12 @@ if [ "${1:-}" != --inside ]; then
     trap 'rm -rf "$dir"' EXIT
     cp systemd/llm42d*.service systemd/llm42d*.socket "$dir"
     sed -i 's|^ExecStart=.*|ExecStart=/bin/true|' "$dir/llm42d.service"
+    # Alone, and with the drop-in for a GPU.
     SYSTEMD_UNIT_PATH=$dir: systemd-analyze verify --man=no "$dir"/llm42d* ||
         { echo "FAIL: systemd-analyze verify"; exit 1; }
+    install -D -m 644 systemd/llm42d-cuda.conf "$dir/llm42d.service.d/cuda.conf"
+    SYSTEMD_UNIT_PATH=$dir: systemd-analyze verify --man=no "$dir"/llm42d.service 2>&1 | grep . &&
+        { echo "FAIL: systemd-analyze verify with llm42d-cuda.conf"; exit 1; }
     systemd-analyze security --offline=true --threshold=10 --no-pager systemd/llm42d.service \
         > "$dir/security" 2>&1 || { tail -1 "$dir/security"; echo "FAIL: exposure"; exit 1; }
     tail -1 "$dir/security"
