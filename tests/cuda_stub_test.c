@@ -37,6 +37,7 @@ int main(void) {
 
 #else
 
+#include "ptx/sm90_batch.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/libnccl.h"
 #include "runtime/libnvrtc.h"
@@ -766,6 +767,171 @@ static void test_launches(void **state) {
     dev->ops->close(dev);
 }
 
+/* A step whose batch has `changed` brings those lines of the page tables and no other; beside them
+ * goes one copy of rows, wants and tiles. */
+static void upload_lines(struct device *dev, const uint32_t *changed, uint32_t n_changed,
+                         uint32_t first_page) {
+    struct device_batch b = small_batch(1);
+    struct err e = {""};
+
+    for (uint32_t i = 0; i < 2 * SMALL_SEQ_PAGES; i++) small_pages[i] = first_page + i;
+    b.changed = changed;
+    b.n_changed = n_changed;
+    cuda->n_copies = 0;
+    if (dev->ops->upload(dev, &b, &e) < 0) fail_msg("%s", e.text);
+}
+
+static void expect_copy(uint32_t i, uint64_t to, uint64_t n_bytes) {
+    if (cuda->copies[i].to != to || cuda->copies[i].n_bytes != n_bytes)
+        fail_msg("copy %u: %llu bytes", i, (unsigned long long)cuda->copies[i].n_bytes);
+}
+
+static void test_page_tables(void **state) {
+    static const uint32_t second[] = {1}, both[] = {1, 0};
+    const size_t line = SMALL_SEQ_PAGES * sizeof(uint32_t);
+    const struct cuda_device *d;
+    const uint32_t *pages;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    d = (const struct cuda_device *)dev;
+    pages = (const uint32_t *)(d->h_batch + d->pages_off);
+    upload_lines(dev, NULL, 0, 0);
+    assert_int_equal(cuda->n_copies, 2);
+    expect_copy(0, d->batch + d->pages_off, 2 * line);
+    expect_copy(1, d->batch, d->pages_off);
+    upload_lines(dev, second, 0, 4);
+    assert_int_equal(cuda->n_copies, 1);
+    expect_copy(0, d->batch, d->pages_off);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(pages[i], i);
+    upload_lines(dev, second, 1, 4);
+    assert_int_equal(cuda->n_copies, 2);
+    expect_copy(0, d->batch + d->pages_off + line, line);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(pages[i], i < 2 ? i : 4 + i);
+    upload_lines(dev, both, 2, 2);
+    assert_int_equal(cuda->n_copies, 3);
+    expect_copy(0, d->batch + d->pages_off + line, line);
+    expect_copy(1, d->batch + d->pages_off, line);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(pages[i], 2 + i);
+    dev->ops->close(dev);
+}
+
+/* What a step is filled up with: rows of no sequence, wants of nobody, within the limits. */
+static void test_filled_up(void **state) {
+    const struct batch_row *rows;
+    const struct batch_want *wants;
+    struct device_limits l = small_limits;
+    const struct cuda_device *d;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    l.n_rows = 7;
+    l.n_wants = 5;
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &l, &e), 0);
+    d = (const struct cuda_device *)dev;
+    rows = (const struct batch_row *)d->h_batch;
+    wants = (const struct batch_want *)(d->h_batch + d->wants_off);
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        const uint32_t n_rows = turn ? 3 : 6, bucket = turn ? 4 : 7;
+
+        assert_int_equal(small_step(dev, n_rows - 3, &e), 0);
+        for (uint32_t i = 0; i < bucket; i++)
+            assert_int_equal(rows[i].seq, i < 3 ? 0 : i < n_rows ? 1 : BATCH_NO_SEQ);
+        for (uint32_t i = 0; i < 5; i++)
+            assert_int_equal(wants[i].n_top, i < 3 ? 0 : BATCH_NO_WANT);
+    }
+    /* The blocks behind them are as they were. */
+    assert_int_equal((size_t)(d->wants_off % 256), 0);
+    for (const char *at = (const char *)(rows + 7); at < d->h_batch + d->wants_off; at++)
+        assert_int_equal(*at, 0);
+    for (const char *at = (const char *)(wants + 5); at < d->h_batch + d->tiles_off; at++)
+        assert_int_equal(*at, 0);
+    dev->ops->close(dev);
+}
+
+/* Steps of n wanted rows, thrice, the last from a graph; wanted rows of its last group. */
+static uint32_t step_of_wants(struct device *dev, uint32_t n, uint32_t n_logit_rows) {
+    const struct cuda_queue *q = &((const struct cuda_device *)dev)->queue;
+    struct device_batch b = small_batch(1);
+    const struct schedule s = schedule_canonical();
+    struct err e = {""};
+
+    for (uint32_t i = 0; i < n; i++)
+        small_wants[i] = (struct device_want){
+            .row = i % 4, .target = DEVICE_NO_TOKEN, .params = {.top_p = 1.0f}};
+    b.n_wants = n;
+    for (int i = 0; i < 3; i++)
+        if (forward_run(dev, SMALL_LAYERS, n_logit_rows, &b, &s, small_results, small_flagged, &e))
+            fail_msg("%s", e.text);
+    for (uint32_t i = 0; i < CUDA_GRAPHS_MAX; i++)
+        if (q->graphs[i].used == q->n_steps) return q->graphs[i].ops[q->graphs[i].n_ops - 1].n;
+    fail_msg("%u wanted rows: no graph", n);
+    return 0;
+}
+
+/* Wanted rows are rounded up, where there is room for as many. */
+static void test_wanted_rows(void **state) {
+    static const uint32_t want[] = {1, 2, 4, 4, 5, 6, 7}, want_three[] = {1, 2, 3, 1, 2, 3, 1};
+    struct device_limits l = small_limits;
+    const struct cuda_queue *q;
+    struct device *dev;
+    uint32_t n = 0;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    q = &((const struct cuda_device *)dev)->queue;
+    l.n_logit_rows = 8;
+    l.n_wants = 7;
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &l, &e), 0);
+    for (uint32_t i = 0; i < 7; i++) assert_int_equal(step_of_wants(dev, i + 1, 8), want[i]);
+    for (uint32_t i = 0; i < CUDA_GRAPHS_MAX; i++) n += q->graphs[i].exec != NULL;
+    assert_int_equal(n, 6); /* three and four have one */
+    l.n_logit_rows = 3;
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &l, &e), 0);
+    for (uint32_t i = 0; i < 7; i++) assert_int_equal(step_of_wants(dev, i + 1, 3), want_three[i]);
+    dev->ops->close(dev);
+}
+
+/* More groups of wanted rows than a graph has room for: what came first is launched at once, and
+ * nothing twice. */
+static void test_many_groups(void **state) {
+    const uint32_t n_wants = CUDA_GRAPH_HEADS_MAX + 4;
+    const struct schedule s = schedule_canonical();
+    struct device_limits l = small_limits;
+    struct device_batch b = small_batch(1);
+    struct device_result results[CUDA_GRAPH_HEADS_MAX + 4];
+    struct device_want wants[CUDA_GRAPH_HEADS_MAX + 4];
+    uint32_t n_launches, first = 0;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    l.n_wants = n_wants;
+    l.n_logit_rows = 1;
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &l, &e), 0);
+    for (uint32_t i = 0; i < n_wants; i++)
+        wants[i] = (struct device_want){
+            .row = i % 4, .target = DEVICE_NO_TOKEN, .params = {.top_p = 1.0f}};
+    b.n_wants = n_wants;
+    b.wants = wants;
+    for (int i = 0; i < 4; i++) {
+        n_launches = cuda->n_launches;
+        if (forward_run(dev, SMALL_LAYERS, 1, &b, &s, results, small_flagged, &e))
+            fail_msg("%s", e.text);
+        if (i == 0) first = cuda->n_launches - n_launches;
+        /* A graph's kernels count when they are recorded and when they run. */
+        if (i != 1) assert_int_equal(cuda->n_launches - n_launches, first);
+    }
+    dev->ops->close(dev);
+}
+
 /* What is lost stays so, whoever asks; and another thread may close. */
 static void *close_driver(void *driver) {
     cuda_driver_close(driver);
@@ -911,6 +1077,10 @@ int main(void) {
         CASE(test_every_allocation),
         CASE(test_graphs),
         CASE(test_launches),
+        CASE(test_page_tables),
+        CASE(test_filled_up),
+        CASE(test_wanted_rows),
+        CASE(test_many_groups),
         CASE(test_driver),
         CASE(test_threads),
         CASE(test_load_again),

@@ -356,6 +356,8 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n_bytes, 
     for (size_t i = 0; i < n_bytes; i += sizeof(window))
         memcpy(window, (const char *)from + i,
                n_bytes - i < sizeof(window) ? n_bytes - i : sizeof(window));
+    stub_cuda.copies[stub_cuda.n_copies % STUB_COPIES].to = to;
+    stub_cuda.copies[stub_cuda.n_copies++ % STUB_COPIES].n_bytes = n_bytes;
     return call_on(AT_cuMemcpyHtoDAsync_v2, stream, to, n_bytes);
 }
 

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-enum { STUB_NAME_BYTES = 64, STUB_TEXT_BYTES = 160 };
+enum { STUB_NAME_BYTES = 64, STUB_TEXT_BYTES = 160, STUB_COPIES = 8 };
 
 struct stub_rule {
     char name[STUB_NAME_BYTES]; /* of a call; "*" counts them all */
@@ -37,6 +37,10 @@ struct stub {
     uint32_t n_embedded;            /* rows that the embedding was launched for, of late */
     uint32_t n_unfilled;            /* allocations that were not filled with 0xff, whole */
     uint64_t n_bytes, n_bytes_most; /* of the GPU's memory */
+    uint32_t n_copies;              /* to the GPU; the last of them, number i at i % STUB_COPIES */
+    struct {
+        uint64_t to, n_bytes;
+    } copies[STUB_COPIES];
 };
 
 /* As they are after being loaded, but for what was not given back. */
