@@ -4,11 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INFO_BYTES_MAX = 16 << 20, TARGET_PING_US = 50 };
+#include "tools/bench_daemon.h"
+
+enum { INFO_BYTES_MAX = 16 << 20, PIECE_BYTES = 32 << 10, TARGET_PING_US = 50 };
 
 int bench_client_next(struct llm42_io *io, struct llm42_event *out_event) {
     int r = llm42_io_next(io, out_event, BENCH_WAIT_MS);
 
+    if (bench_daemon_interrupted()) return BENCH_INTERRUPTED;
     if (r < 0) {
         bench_say("the daemon's answer: %s", strerror(-r));
         return BENCH_FAILED;
@@ -91,11 +94,21 @@ int bench_client_info(struct llm42_io *io, uint32_t topic, json_t **out) {
     return BENCH_FAILED;
 }
 
-int bench_client_ids(struct llm42_io *io, uint32_t out_ids[BENCH_TEXT_IDS_MAX], uint32_t *out_n) {
+/* Up to a space, so that no word is cut. */
+static size_t piece(const char *text, size_t n_bytes) {
+    size_t n = PIECE_BYTES;
+
+    if (n_bytes <= PIECE_BYTES) return n_bytes;
+    while (n > 0 && text[n] != ' ' && text[n] != '\n') n--;
+    return n > 0 ? n : PIECE_BYTES;
+}
+
+static int piece_ids(struct llm42_io *io, const char *text, size_t n_text, uint32_t *ids,
+                     size_t *n_ids) {
     const struct wire_tokenize t = {.kind = WIRE_PROMPT_KIND_TEXT,
                                     .flags = WIRE_SUBMIT_RAW,
-                                    .data = (const uint8_t *)bench_text,
-                                    .n_data = (uint32_t)strlen(bench_text)};
+                                    .data = (const uint8_t *)text,
+                                    .n_data = (uint32_t)n_text};
     uint64_t request;
     uint8_t *bytes;
     size_t n;
@@ -104,13 +117,34 @@ int bench_client_ids(struct llm42_io *io, uint32_t out_ids[BENCH_TEXT_IDS_MAX], 
     if (llm42_tokenize(llm42_io_core(io), &t, &request) < 0) return BENCH_FAILED;
     r = answer(io, request, &bytes, &n);
     if (r != BENCH_OK) return r;
-    n /= 4;
-    if (n > BENCH_TEXT_IDS_MAX) n = BENCH_TEXT_IDS_MAX;
-    for (size_t i = 0; i < n; i++) out_ids[i] = wire_u32_at(bytes, (uint32_t)i);
+    for (size_t i = 0; i < n / 4 && i < n_text; i++)
+        ids[(*n_ids)++] = wire_u32_at(bytes, (uint32_t)i);
     free(bytes);
-    if (n == 0) bench_say("the daemon's tokenizer has no ids for our text");
-    *out_n = (uint32_t)n;
-    return n == 0 ? BENCH_FAILED : BENCH_OK;
+    return BENCH_OK;
+}
+
+int bench_client_ids(struct llm42_io *io, const char *text, size_t n_bytes, uint32_t **out_ids,
+                     uint32_t *out_n) {
+    /* A token has a byte at least. */
+    uint32_t *ids = malloc((n_bytes + 1) * sizeof(*ids));
+    size_t n_ids = 0, n;
+    int r = ids ? BENCH_OK : BENCH_FAILED;
+
+    for (size_t at = 0; r == BENCH_OK && at < n_bytes; at += n) {
+        n = piece(text + at, n_bytes - at);
+        r = piece_ids(io, text + at, n, ids, &n_ids);
+    }
+    if (r == BENCH_OK && n_ids == 0) {
+        bench_say("the daemon's tokenizer has no ids for the text");
+        r = BENCH_FAILED;
+    }
+    if (r != BENCH_OK) {
+        free(ids);
+        return r;
+    }
+    *out_ids = ids;
+    *out_n = (uint32_t)n_ids;
+    return BENCH_OK;
 }
 
 static int ping_once(struct llm42_io *io, uint32_t number) {

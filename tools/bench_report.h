@@ -12,7 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum bench_exit { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2, BENCH_UNREACHABLE = 7 };
+enum bench_exit {
+    BENCH_OK = 0,
+    BENCH_FAILED = 1,
+    BENCH_USAGE = 2,
+    BENCH_UNREACHABLE = 7,
+    BENCH_INTERRUPTED = 130,
+};
 
 enum { BENCH_NAME_BYTES = 96 };
 

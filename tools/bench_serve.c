@@ -1,5 +1,6 @@
 /* A running daemon as its clients see it. */
 #include "tools/bench_client.h"
+#include "tools/bench_load.h"
 
 static const char *text_of(const json_t *o, const char *key) {
     const char *text = json_string_value(json_object_get(o, key));
@@ -52,10 +53,10 @@ int bench_serve(const struct bench_options *o) {
     if (o->rate > 0)
         bench_report_note(&o->report,
                           "times are from when a request was due, not when it was sent");
-    r = bench_load_run(o, io, &load);
+    r = bench_load_run(io, &load);
     if (r == BENCH_OK) bench_load_report(o, &load);
 out:
-    bench_load_free(&load);
+    bench_load_close(&load);
     llm42_io_close(io);
     return r;
 }
