@@ -16,6 +16,7 @@
 #include "runtime/err.h"
 #include "runtime/model_tensor.h"
 #include "runtime/weights.h"
+#include "tests/made_up.h"
 #include "tests/reference.h"
 
 enum { N_SEQS = 3, N_PAGES = 64, N_SEQ_PAGES = 16, N_ROWS_MAX = 300, N_LOGIT_ROWS = 5 };
@@ -32,116 +33,7 @@ static uint32_t next(void) {
     return num_random(7, 1, seed++);
 }
 
-/* Made-up weights, as a safetensors folder of our own. */
-
-struct tensor {
-    char name[80];
-    uint32_t n, n_k; /* n is 0: a vector */
-};
-
-enum { TENSORS_MAX = 64, HEADER_MAX = 16384 };
-
 static char folder[] = "/tmp/device_cpu_test.XXXXXX";
-
-static void add_tensor(struct tensor *list, size_t *n, const char *prefix, const char *name,
-                       uint32_t rows, uint32_t n_k) {
-    assert_true(*n < TENSORS_MAX);
-    snprintf(list[*n].name, sizeof(list[*n].name), "%s%s.weight", prefix, name);
-    list[*n].n = rows;
-    list[(*n)++].n_k = n_k;
-}
-
-static size_t list_tensors(const struct model *m, struct tensor *list) {
-    const uint32_t width = m->n_heads * m->head_dim, kv_width = m->n_kv_heads * m->head_dim;
-    size_t n = 0;
-
-    for (uint32_t i = 0; i < m->n_layers; i++) {
-        char p[32];
-
-        snprintf(p, sizeof(p), "model.layers.%u.", i);
-        add_tensor(list, &n, p, "input_layernorm", 0, m->hidden);
-        add_tensor(list, &n, p, "self_attn.q_proj", width, m->hidden);
-        add_tensor(list, &n, p, "self_attn.k_proj", kv_width, m->hidden);
-        add_tensor(list, &n, p, "self_attn.v_proj", kv_width, m->hidden);
-        add_tensor(list, &n, p, "self_attn.o_proj", m->hidden, width);
-        add_tensor(list, &n, p, "post_attention_layernorm", 0, m->hidden);
-        add_tensor(list, &n, p, "mlp.gate_proj", m->intermediate, m->hidden);
-        add_tensor(list, &n, p, "mlp.up_proj", m->intermediate, m->hidden);
-        add_tensor(list, &n, p, "mlp.down_proj", m->hidden, m->intermediate);
-    }
-    add_tensor(list, &n, "model.", "embed_tokens", m->vocab, m->hidden);
-    add_tensor(list, &n, "model.", "norm", 0, m->hidden);
-    if (!m->tied) add_tensor(list, &n, "", "lm_head", m->vocab, m->hidden);
-    return n;
-}
-
-/* Sums in which the order shows: now and then one value far above its neighbours. */
-static uint16_t made_up(const struct tensor *t) {
-    uint32_t r = next();
-    float x = ((float)(r >> 8) * 0x1p-24f - 0.5f) * 2.0f;
-
-    if (t->n == 0) return num_to_bf16(1.0f + 0.25f * x);
-    if (r % 97 == 0) x *= 16.0f;
-    return num_to_bf16(x * 2.0f / sqrtf((float)t->n_k));
-}
-
-/* The last token's embedding is a NaN, and infinite, if `broken`. */
-static void write_folder(const struct tensor *list, size_t n, bool broken) {
-    static char header[HEADER_MAX];
-    char path[128];
-    size_t used = 8, at = 0;
-    uint64_t header_bytes;
-    FILE *f;
-
-    used += (size_t)snprintf(header + used, HEADER_MAX - used, "{");
-    for (size_t i = 0; i < n; i++) {
-        size_t bytes = (size_t)(list[i].n ? list[i].n : 1) * list[i].n_k * 2;
-        char shape[32];
-
-        if (list[i].n)
-            snprintf(shape, sizeof(shape), "[%u,%u]", list[i].n, list[i].n_k);
-        else
-            snprintf(shape, sizeof(shape), "[%u]", list[i].n_k);
-        used += (size_t)snprintf(
-            header + used, HEADER_MAX - used,
-            "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", i ? "," : "",
-            list[i].name, shape, at, at + bytes);
-        at += bytes;
-    }
-    used += (size_t)snprintf(header + used, HEADER_MAX - used, "}");
-    assert_true(used < HEADER_MAX - 8);
-    while (used % 8) header[used++] = ' ';
-    header_bytes = used - 8;
-    memcpy(header, &header_bytes, 8);
-    snprintf(path, sizeof(path), "%s/model.safetensors", folder);
-    f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(header, 1, used, f), used);
-    for (size_t i = 0; i < n; i++) {
-        size_t n_values = (size_t)(list[i].n ? list[i].n : 1) * list[i].n_k;
-        bool embed = strstr(list[i].name, "embed_tokens") != NULL;
-
-        for (size_t j = 0; j < n_values; j++) {
-            uint16_t x = made_up(&list[i]);
-
-            if (broken && embed && j + 2 == n_values) x = 0x7fc0;
-            if (broken && embed && j + 1 == n_values) x = 0xff80;
-            assert_int_equal(fwrite(&x, sizeof(x), 1, f), 1);
-        }
-    }
-    assert_int_equal(fclose(f), 0);
-}
-
-static struct weights *made_up_weights(const struct model *m, bool broken) {
-    struct tensor list[TENSORS_MAX];
-    struct weights *w = NULL;
-    struct err e = {""};
-
-    write_folder(list, list_tensors(m, list), broken);
-    if (weights_open(folder, false, &w, &e)) print_error("%s\n", e.text);
-    assert_non_null(w);
-    return w;
-}
 
 static const struct device_limits limits = {
     .n_rows = N_ROWS_MAX,
@@ -492,7 +384,8 @@ static const struct {
 static void test_models(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct weights *w = made_up_weights(&cases[i].m, cases[i].broken);
+        struct weights *w =
+            made_up_weights(folder, &cases[i].m, cases[i].broken ? MADE_UP_LAST : MADE_UP_WHOLE);
 
         print_message("%s\n", cases[i].why);
         compare(&cases[i].m, w, &cases[i].sch, &cases[i].lengths, cases[i].m.vocab - 1);
@@ -519,7 +412,7 @@ static void test_verse(void **state) {
 /* Steps after the first take nothing. */
 static void test_no_allocation(void **state) {
     const struct model *m = &cases[0].m;
-    struct weights *w = made_up_weights(m, false);
+    struct weights *w = made_up_weights(folder, m, MADE_UP_WHOLE);
     struct run *run = calloc(1, sizeof(*run));
     const struct device_ops *ops;
     size_t before;
@@ -593,7 +486,7 @@ static void test_refused(void **state) {
                           .rms_eps = 1e-5f,
                           .rope_theta = 1e4};
         struct device_limits l = limits;
-        struct tensor list[TENSORS_MAX];
+        struct model_tensor list[MADE_UP_TENSORS_MAX];
         struct device *dev;
         struct weights *w;
         struct err e = {""};
@@ -602,14 +495,14 @@ static void test_refused(void **state) {
 
         m.tied = refused[i].tied;
         l.n_pages = refused[i].n_pages;
-        n = list_tensors(&m, list);
+        n = made_up_list(&m, list);
         if (refused[i].bent >= 0) list[refused[i].bent].n_k += 16;
         if (refused[i].more) {
-            list[n] = (struct tensor){.n_k = 16};
+            list[n] = (struct model_tensor){.n_k = 16};
             snprintf(list[n++].name, sizeof(list[0].name), "%s", refused[i].more);
         }
         if (refused[i].gone >= 0) list[refused[i].gone] = list[--n];
-        write_folder(list, n, false);
+        made_up_folder(folder, list, n, MADE_UP_WHOLE);
         assert_int_equal(weights_open(folder, false, &w, &e), 0);
         assert_int_equal(device_cpu_open(&options, &dev, &e), 0);
         r = model_tensor_check_others(&m, w, &e); /* as the engine does */
@@ -644,7 +537,7 @@ static void test_limits(void **state) {
 
     (void)state;
     for (size_t i = 0; i < sizeof(limit_cases) / sizeof(limit_cases[0]); i++) {
-        struct weights *w = made_up_weights(&cases[0].m, false);
+        struct weights *w = made_up_weights(folder, &cases[0].m, MADE_UP_WHOLE);
         struct device_limits l = limits;
         struct err e = {""};
         struct device *dev;
@@ -667,7 +560,7 @@ static void test_factor(void **state) {
 }
 
 static void test_describe(void **state) {
-    struct weights *w = made_up_weights(&cases[0].m, false);
+    struct weights *w = made_up_weights(folder, &cases[0].m, MADE_UP_WHOLE);
     struct device *dev = open_device(&cases[0].m, w, 2, true);
     uint64_t weights, kv, work;
     char text[64];

@@ -20,6 +20,7 @@
 #include "runtime/num.h"
 #include "runtime/sha256.h"
 #include "runtime/weights.h"
+#include "tests/made_up.h"
 
 enum {
     SKIPPED = 77,
@@ -30,8 +31,6 @@ enum {
     N_ROWS = 512,
     N_LOGIT_ROWS = 24,
     N_WANTS = 64,
-    TENSORS_MAX = 64,
-    HEADER_BYTES = 16384,
 };
 
 static int n_failed;
@@ -66,107 +65,6 @@ static double seconds(void) {
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* Made-up weights, as a safetensors folder of our own. */
-
-struct tensor {
-    char name[80];
-    uint32_t n, n_k; /* n is 0: a vector */
-};
-
-static void add_tensor(struct tensor *list, size_t *n, const char *prefix, const char *name,
-                       uint32_t rows, uint32_t n_k) {
-    snprintf(list[*n].name, sizeof(list[*n].name), "%s%s.weight", prefix, name);
-    list[*n].n = rows;
-    list[(*n)++].n_k = n_k;
-}
-
-static size_t list_tensors(const struct model *m, struct tensor *list) {
-    const uint32_t width = m->n_heads * m->head_dim, kv_width = m->n_kv_heads * m->head_dim;
-    size_t n = 0;
-
-    for (uint32_t i = 0; i < m->n_layers; i++) {
-        char p[32];
-
-        snprintf(p, sizeof(p), "model.layers.%u.", i);
-        add_tensor(list, &n, p, "input_layernorm", 0, m->hidden);
-        add_tensor(list, &n, p, "self_attn.q_proj", width, m->hidden);
-        add_tensor(list, &n, p, "self_attn.k_proj", kv_width, m->hidden);
-        add_tensor(list, &n, p, "self_attn.v_proj", kv_width, m->hidden);
-        add_tensor(list, &n, p, "self_attn.o_proj", m->hidden, width);
-        add_tensor(list, &n, p, "post_attention_layernorm", 0, m->hidden);
-        add_tensor(list, &n, p, "mlp.gate_proj", m->intermediate, m->hidden);
-        add_tensor(list, &n, p, "mlp.up_proj", m->intermediate, m->hidden);
-        add_tensor(list, &n, p, "mlp.down_proj", m->hidden, m->intermediate);
-    }
-    add_tensor(list, &n, "model.", "embed_tokens", m->vocab, m->hidden);
-    add_tensor(list, &n, "model.", "norm", 0, m->hidden);
-    if (!m->tied) add_tensor(list, &n, "", "lm_head", m->vocab, m->hidden);
-    return n;
-}
-
-/* Sums in which the order shows: now and then one value far above its neighbours. */
-static uint16_t made_up(const struct tensor *t) {
-    const uint32_t r = next();
-    float x = ((float)(r >> 8) * 0x1p-24f - 0.5f) * 2.0f;
-
-    if (t->n == 0) return num_to_bf16(1.0f + 0.25f * x);
-    if (r % 97 == 0) x *= 16.0f;
-    return num_to_bf16(x * 2.0f / sqrtf((float)t->n_k));
-}
-
-/* The embedding of the last token is infinite and that of the one before has a NaN. */
-static void write_values(FILE *f, const struct tensor *t) {
-    const size_t n = (size_t)(t->n ? t->n : 1) * t->n_k;
-    const bool embed = strstr(t->name, "embed_tokens") != NULL;
-    uint16_t *values = malloc(n * sizeof(*values));
-
-    for (size_t i = 0; i < n; i++) values[i] = made_up(t);
-    if (embed) values[n - t->n_k - 1] = 0x7fc0;
-    if (embed) values[n - 1] = 0xff80;
-    CHECK(fwrite(values, sizeof(*values), n, f) == n);
-    free(values);
-}
-
-static struct weights *made_up_weights(const struct model *m) {
-    static char header[HEADER_BYTES];
-    struct tensor list[TENSORS_MAX];
-    const size_t n = list_tensors(m, list);
-    size_t used = 8, at = 0;
-    struct weights *w = NULL;
-    uint64_t header_bytes;
-    struct err e = {""};
-    char path[128];
-    FILE *f;
-
-    used += (size_t)snprintf(header + used, HEADER_BYTES - used, "{");
-    for (size_t i = 0; i < n; i++) {
-        const size_t n_bytes = (size_t)(list[i].n ? list[i].n : 1) * list[i].n_k * 2;
-        char shape[32];
-
-        if (list[i].n)
-            snprintf(shape, sizeof(shape), "[%u,%u]", list[i].n, list[i].n_k);
-        else
-            snprintf(shape, sizeof(shape), "[%u]", list[i].n_k);
-        used += (size_t)snprintf(
-            header + used, HEADER_BYTES - used,
-            "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", i ? "," : "",
-            list[i].name, shape, at, at + n_bytes);
-        at += n_bytes;
-    }
-    used += (size_t)snprintf(header + used, HEADER_BYTES - used, "}");
-    while (used % 8) header[used++] = ' ';
-    header_bytes = used - 8;
-    memcpy(header, &header_bytes, 8);
-    snprintf(path, sizeof(path), "%s/model.safetensors", folder);
-    f = fopen(path, "wb");
-    if (!f) exit(1);
-    CHECK(fwrite(header, 1, used, f) == used);
-    for (size_t i = 0; i < n; i++) write_values(f, &list[i]);
-    CHECK(fclose(f) == 0);
-    must(weights_open(folder, false, &w, &e), &e);
-    return w;
 }
 
 /* Both devices, and a step on both. */
@@ -514,7 +412,7 @@ static void test_stages(void) {
         struct weights *w;
 
         if (brief > 1 && m->vocab > 40000) continue;
-        w = made_up_weights(m);
+        w = made_up_weights(folder, m, MADE_UP_LAST_TWO);
         open_devices(run, m, w);
         start(run);
         for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
@@ -541,7 +439,7 @@ static void test_stages(void) {
 static void test_control(void) {
     struct run *run = calloc(1, sizeof(*run));
     const struct model *m = &cases[2].m;
-    struct weights *w = made_up_weights(m);
+    struct weights *w = made_up_weights(folder, m, MADE_UP_LAST_TWO);
     struct schedule s = schedule_canonical();
     uint16_t *x[N_DEVICES];
     uint32_t n_other = 0;
@@ -616,7 +514,7 @@ static void test_choices(void) {
         m.vocab = vocabs[v] > 2 ? vocabs[v] : 3;
         m.n_layers = 1;
         m.hidden = 16;
-        w = made_up_weights(&m);
+        w = made_up_weights(folder, &m, MADE_UP_LAST_TWO);
         logits = malloc(m.vocab * sizeof(*logits));
         open_devices(run, &m, w);
         start(run);
@@ -714,7 +612,7 @@ static void test_whole(const char *path, uint32_t n_steps) {
 static void test_refusals(void) {
     struct device_limits large = limits;
     struct model m = cases[0].m;
-    struct weights *w = made_up_weights(&m);
+    struct weights *w = made_up_weights(folder, &m, MADE_UP_LAST_TWO);
     struct device *dev = NULL;
     struct err e = {""};
 
