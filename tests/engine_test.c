@@ -1275,6 +1275,85 @@ static void test_told_meanwhile(void **state) {
     }
 }
 
+/* What is over leaves its lane and its pages to who waits for them, in the very next step; and what
+ * waited for a grant is in that step too. */
+static void test_nothing_is_held(void **state) {
+    struct engine_options o = harness_options();
+    struct engine_request r = harness_request(ones, 4, 100);
+    struct harness_result *brief, *next, *prompt;
+    struct engine_stats before, after;
+    struct harness h;
+
+    (void)state;
+    o.max_requests = 2;
+    o.kv_tokens = 256;
+    o.step_tokens = 200;
+    harness_open(&h, &o, toy_open());
+    r.ignore_eos = true;
+    (void)harness_submit(&h, &r); /* two pages */
+    r.max_tokens = 1;
+    r.n_prompt = 100; /* the other two */
+    brief = harness_submit(&h, &r);
+    next = harness_submit(&h, &r);
+    for (int i = 0; i < 10 && !brief->ended; i++) steps(&h, 1);
+    engine_stats_get(h.engine, &after);
+    assert_int_equal(after.waiting, toy_queues ? 0 : 1); /* there it is told in the next step */
+    assert_false(next->ended);
+    steps(&h, 1);
+    assert_true(next->ended);
+
+    /* Records of a prompt that fill what there is room for. */
+    h.auto_grant = false;
+    r.prompt_logprobs = true;
+    r.grant = 1;
+    prompt = harness_submit(&h, &r);
+    engine_grant(h.engine, h.results[0].handle, 200);
+    steps(&h, 10);
+    assert_int_equal(prompt->n_prompt, 1);
+    engine_stats_get(h.engine, &before);
+    engine_grant(h.engine, prompt->handle, 200);
+    steps(&h, 1);
+    engine_stats_get(h.engine, &after);
+    assert_true(after.tokens_prompt > before.tokens_prompt);
+    h.auto_grant = true;
+    harness_finish(&h);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
+/* A window that ends the output: its pages are given back when that is known, though its tokens
+ * wait for grants; those come out one by one. */
+static void test_decided_without_pages(void **state) {
+    static const struct toy_hooks steady = {.steady = true};
+    struct engine_options o = harness_options();
+    struct engine_request r = harness_request(ones, 4, 9);
+    struct harness_result *one;
+    struct engine_stats stats;
+    struct harness h;
+
+    (void)state;
+    o.policy = PLAN_TUNED;
+    o.window = 8;
+    harness_open(&h, &o, toy_open_with(&steady));
+    h.auto_grant = false;
+    r.ignore_eos = true;
+    r.grant = 2;
+    one = harness_submit(&h, &r);
+    steps(&h, 20);
+    assert_int_equal(one->n_ids, 2);
+    engine_stats_get(h.engine, &stats);
+    assert_int_equal(stats.kv_pages_free == stats.kv_pages, toy_queues);
+    for (uint32_t i = 3; i <= 9; i++) {
+        engine_grant(h.engine, one->handle, 1);
+        steps(&h, 1);
+        assert_int_equal(one->n_ids, i);
+    }
+    assert_int_equal(one->finish, 2);
+    harness_finish(&h);
+    harness_check_idle(&h);
+    harness_close(&h);
+}
+
 /* One of a storm: what is wanted of it, and what was seen, digested as SPEC 2.12 says. */
 struct rider {
     struct subject subject;
@@ -1499,6 +1578,8 @@ int main(void) {
         cmocka_unit_test(test_fixed_shape_wait),
         cmocka_unit_test(test_prompts_in_turn),
         cmocka_unit_test(test_told_meanwhile),
+        cmocka_unit_test(test_nothing_is_held),
+        cmocka_unit_test(test_decided_without_pages),
         cmocka_unit_test(test_storm),
     };
 
