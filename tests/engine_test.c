@@ -1275,6 +1275,74 @@ static void test_told_meanwhile(void **state) {
     }
 }
 
+/* A line of the page tables is brought once for each request, and that of padding once. */
+static void test_lines_once(void **state) {
+    (void)state;
+    for (int fixed = 0; fixed < 2; fixed++) {
+        struct engine_options o = harness_options();
+        struct engine_request r = harness_request(ones, 4, 60);
+        struct toy_device *toy = (struct toy_device *)toy_open();
+        uint64_t n_lines;
+        struct harness h;
+
+        o.policy = PLAN_TUNED;
+        o.window = 16;
+        o.group = 8; /* of padding, more than a page */
+        o.fixed_shape = fixed;
+        o.max_requests = 2;
+        harness_open(&h, &o, &toy->base);
+        n_lines = toy->n_lines_total;
+        r.ignore_eos = true;
+        for (int i = 0; i < 6; i++) (void)harness_submit(&h, &r);
+        harness_finish(&h);
+        assert_int_equal(toy->n_lines_total - n_lines, 6 + fixed);
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
+/* A request that is cancelled, or fails, leaves its lane to the next in the same step as it is
+ * told. */
+static void test_lanes_go_on(void **state) {
+    (void)state;
+    for (int fails = 0; fails < 2; fails++) {
+        struct flagging f = {.n_spared = 0};
+        struct toy_hooks hooks = {.token = by_script, .flagged = flag_bad, .context = &f};
+        static const uint32_t ids[] = {ID_A, ID_A, ID_A, ID_BAD};
+        struct engine_options o = harness_options();
+        struct engine_request r = scripted(f.scripts, 0, 20), other;
+        struct harness_result *one, *next;
+        struct harness h;
+
+        o.max_requests = 2;
+        harness_open(&h, &o, toy_open_with(&hooks));
+        other = harness_request(ones, 4, 100);
+        other.params.seed = N_SCRIPTS;
+        other.ignore_eos = true;
+        (void)harness_submit(&h, &other); /* runs beside them */
+        set_script(f.scripts, 0, ids, fails ? 4 : 3);
+        one = harness_submit(&h, &r);
+        next = harness_submit(&h, &other);
+        steps(&h, 4);
+        assert_false(one->ended);
+        if (fails) {
+            for (int i = 0; i < 5 && !one->ended; i++) steps(&h, 1);
+            assert_true(one->failed);
+        } else {
+            engine_cancel(h.engine, one->handle);
+            steps(&h, 1);
+            assert_true(one->ended);
+        }
+        /* Where it is told at the step's end the next begins in the one after. */
+        if (fails && !toy_queues) steps(&h, 1);
+        steps(&h, toy_queues ? 1 : 0);
+        assert_int_equal(next->n_ids, 1);
+        harness_finish(&h);
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
 /* What is over leaves its lane and its pages to who waits for them, in the very next step; and what
  * waited for a grant is in that step too. */
 static void test_nothing_is_held(void **state) {
@@ -1578,6 +1646,8 @@ int main(void) {
         cmocka_unit_test(test_fixed_shape_wait),
         cmocka_unit_test(test_prompts_in_turn),
         cmocka_unit_test(test_told_meanwhile),
+        cmocka_unit_test(test_lines_once),
+        cmocka_unit_test(test_lanes_go_on),
         cmocka_unit_test(test_nothing_is_held),
         cmocka_unit_test(test_decided_without_pages),
         cmocka_unit_test(test_storm),

@@ -52,8 +52,8 @@ struct toy_device {
     struct device_want *wants;
     struct toy_row *state;
     struct device_result *results;
-    uint64_t n_rows_total;
-    struct device_result *out_results; /* of the step under way */
+    uint64_t n_rows_total, n_lines_total; /* lines of page tables that were brought */
+    struct device_result *out_results;    /* of the step under way */
     uint8_t *out_flagged;
 };
 
@@ -94,12 +94,14 @@ static int toy_load(struct device *dev, const struct model *m, struct weights *w
     t->n_layers = m->n_layers;
     t->kv = malloc((size_t)limits->n_pages * DEVICE_PAGE_TOKENS * sizeof(t->kv[0]));
     t->rows = calloc(limits->n_rows, sizeof(t->rows[0]));
-    t->pages = calloc((size_t)limits->n_seqs * limits->n_seq_pages, sizeof(t->pages[0]));
+    t->pages = malloc((size_t)limits->n_seqs * limits->n_seq_pages * sizeof(t->pages[0]));
     t->wants = calloc(limits->n_wants, sizeof(t->wants[0]));
     t->state = calloc(limits->n_rows, sizeof(t->state[0]));
     t->results = calloc(limits->n_wants, sizeof(t->results[0]));
     if (!t->kv || !t->rows || !t->pages || !t->wants || !t->state || !t->results)
         return err_set(e, -ENOMEM, "toy");
+    /* No page has these numbers: a line that was not brought shows. */
+    memset(t->pages, 0xff, (size_t)limits->n_seqs * limits->n_seq_pages * sizeof(t->pages[0]));
     memset(t->kv, 0xff, (size_t)limits->n_pages * DEVICE_PAGE_TOKENS * sizeof(t->kv[0]));
     return 0;
 }
@@ -108,6 +110,7 @@ static int toy_load(struct device *dev, const struct model *m, struct weights *w
 static void toy_pages(struct toy_device *t, const struct device_batch *b) {
     const uint32_t n = t->limits.n_seq_pages, n_lines = b->changed ? b->n_changed : b->n_seqs;
 
+    t->n_lines_total += n_lines;
     for (uint32_t i = 0; i < n_lines; i++) {
         const size_t at = (size_t)(b->changed ? b->changed[i] : i) * n;
 

@@ -16,6 +16,8 @@
 #include <cmocka.h>
 
 #include "runtime/err.h"
+#include "runtime/model.h"
+#include "runtime/model_tensor.h"
 #include "runtime/num.h"
 #include "runtime/safetensors.h"
 #include "runtime/sha256.h"
@@ -590,6 +592,104 @@ static void test_verse(void **state) {
     weights_close(w);
 }
 
+/* A folder with the tensors of a model; `but` is of another shape, `more` is there too. */
+static void write_model(const struct model *m, const char *but, const char *shape,
+                        const char *more) {
+    static char header[8192];
+    struct model_tensor t;
+    size_t n = 0, at = 0;
+
+    n += (size_t)snprintf(header, sizeof(header), "{");
+    for (uint32_t i = 0; model_tensor_at(m, i, &t); i++) {
+        const size_t end = at + model_tensor_values(&t) * sizeof(uint16_t);
+        char dims[64];
+
+        if (t.n)
+            snprintf(dims, sizeof(dims), "%u,%u", t.n, t.n_k);
+        else
+            snprintf(dims, sizeof(dims), "%u", t.n_k);
+        n += (size_t)snprintf(
+            header + n, sizeof(header) - n,
+            "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", i ? "," : "",
+            t.name, but && !strcmp(but, t.name) ? shape : dims, at, end);
+        at = end;
+    }
+    if (more)
+        n += (size_t)snprintf(
+            header + n, sizeof(header) - n,
+            ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[%zu,%zu]}", more, at,
+            at + 4);
+    (void)snprintf(header + n, sizeof(header) - n, "}");
+    write_file("model.safetensors", header, more ? at + 4 : at);
+}
+
+/* The tensors of a model: all are there, of their shapes, and no other but those of no use. */
+static void test_model_tensors(void **state) {
+    static const struct model tied = {.n_layers = 1,
+                                      .hidden = 16,
+                                      .intermediate = 32,
+                                      .n_heads = 1,
+                                      .n_kv_heads = 1,
+                                      .head_dim = 16,
+                                      .vocab = 64,
+                                      .tied = true};
+    static const struct {
+        const char *why, *but, *shape, *more;
+        int want;
+    } cases[] = {
+        {"as it should be", NULL, NULL, NULL, 0},
+        {"a norm in two dimensions", "model.norm.weight", "16,1", NULL, -ENOTSUP},
+        {"a matrix in one", "model.embed_tokens.weight", "1024", NULL, -ENOTSUP},
+        {"in three", "model.embed_tokens.weight", "64,16,1", NULL, -ENOTSUP},
+        {"the other way round", "model.embed_tokens.weight", "16,64", NULL, -ENOTSUP},
+        {"one side fits", "model.layers.0.mlp.up_proj.weight", "32,16,1", NULL, -ENOTSUP},
+        {"what old folders have", NULL, NULL, "model.layers.0.self_attn.rotary_emb.inv_freq", 0},
+        {"not quite", NULL, NULL, "model.layers.0.self_attn.rotary_emb.inv_freq.bias", -ENOTSUP},
+        {"the head again", NULL, NULL, "lm_head.weight", 0},
+        {"a layer too many", NULL, NULL, "model.layers.1.input_layernorm.weight", -ENOTSUP},
+        {"a short name", NULL, NULL, "x", -ENOTSUP},
+    };
+    struct model untied = tied;
+    struct weights_rule rule;
+    struct weights *w;
+
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        int r;
+
+        write_model(&tied, cases[i].but, cases[i].shape, cases[i].more);
+        assert_int_equal(weights_open(folder, false, &w, &e), 0);
+        r = model_tensor_check(&tied, w, &e);
+        if (r == 0) r = model_tensor_check_others(&tied, w, &e);
+        if (r != cases[i].want) fail_msg("%s: %d %s", cases[i].why, r, e.text);
+        if (r < 0 && !strstr(e.text, cases[i].but ? cases[i].but : cases[i].more))
+            fail_msg("%s: %s", cases[i].why, e.text);
+        for (size_t k = 0; k < weights_count(w); k++)
+            assert_false(weights_rule_of(w, weights_at(w, k), &rule));
+        weights_close(w);
+    }
+    write_model(&tied, NULL, NULL, NULL);
+    untied.tied = false;
+    assert_int_equal(weights_open(folder, false, &w, &e), 0);
+    assert_int_equal(model_tensor_check(&untied, w, &e), -ENOTSUP);
+    assert_non_null(strstr(e.text, "lm_head.weight is missing"));
+    assert_int_equal(model_tensor_values_max(&tied), 64 * 16);
+    untied.intermediate = 1000;
+    assert_int_equal(model_tensor_values_max(&untied), 1000 * 16);
+    weights_close(w);
+    /* Made up, they are those and no other, too; and as many bytes. */
+    for (int i = 0; i < 2; i++) {
+        const struct model *m = i ? &untied : &tied;
+        const uint64_t n_layer = 2 * 16 + 4 * 16 * 16 + 3 * 16 * (uint64_t)m->intermediate;
+
+        assert_int_equal(weights_make_up(m, 3, &w, &e), 0);
+        assert_int_equal(model_tensor_check(m, w, &e), 0);
+        assert_int_equal(model_tensor_check_others(m, w, &e), 0);
+        assert_int_equal(weights_bytes(w), 2 * (n_layer + 64 * 16 + 16 + (m->tied ? 0 : 64 * 16)));
+        weights_close(w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_table, clean),
@@ -604,6 +704,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_files, clean),
         cmocka_unit_test_teardown(test_chunks, clean),
         cmocka_unit_test_teardown(test_verse, clean),
+        cmocka_unit_test_teardown(test_model_tensors, clean),
     };
     int n_failed;
 
