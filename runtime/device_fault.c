@@ -4,12 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/device_pass.h"
 #include "runtime/err.h"
 
 struct device_fault {
-    struct device base;
-    struct device_ops ops; /* those below, queueing as the inner device does */
-    struct device *inner;
+    struct device_pass pass;
     struct device_fault_rules rules;
     uint64_t n_steps;
     bool lost;  /* by rules.before */
@@ -29,7 +28,7 @@ static struct device_fault *self(struct device *dev) {
 static void close_device(struct device *dev) {
     struct device_fault *f = self(dev);
 
-    f->inner->ops->close(f->inner);
+    f->pass.inner->ops->close(f->pass.inner);
     free(f->wants);
     free(f->positions);
     free(f);
@@ -46,7 +45,7 @@ static int load(struct device *dev, const struct model *m, struct weights *w,
     f->wants = calloc(limits->n_wants, sizeof(f->wants[0]));
     f->positions = calloc(limits->n_wants, sizeof(f->positions[0]));
     if (!f->wants || !f->positions) return err_set(e, -ENOMEM, "fault wrapper");
-    return f->inner->ops->load(f->inner, m, w, limits, e);
+    return f->pass.inner->ops->load(f->pass.inner, m, w, limits, e);
 }
 
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
@@ -61,27 +60,8 @@ static int upload(struct device *dev, const struct device_batch *batch, struct e
     memcpy(f->wants, batch->wants, batch->n_wants * sizeof(f->wants[0]));
     for (uint32_t i = 0; i < batch->n_wants; i++)
         f->positions[i] = batch->rows[batch->wants[i].row].position + 1;
-    return f->inner->ops->upload(f->inner, batch, e);
+    return f->pass.inner->ops->upload(f->pass.inner, batch, e);
 }
-
-static int embed(struct device *dev, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->embed(inner, e);
-}
-
-#define LAYER_STAGE(stage)                                                         \
-    static int stage(struct device *dev, uint32_t layer, const struct schedule *s, \
-                     struct err *e) {                                              \
-        struct device *inner = self(dev)->inner;                                   \
-                                                                                   \
-        return inner->ops->stage(inner, layer, s, e);                              \
-    }
-LAYER_STAGE(attn_in)
-LAYER_STAGE(attend)
-LAYER_STAGE(attn_out)
-LAYER_STAGE(mlp_in)
-LAYER_STAGE(mlp_out)
 
 static int head(struct device *dev, uint32_t first, uint32_t n, const struct schedule *s,
                 struct err *e) {
@@ -89,13 +69,7 @@ static int head(struct device *dev, uint32_t first, uint32_t n, const struct sch
     struct schedule canonical = schedule_canonical();
 
     f->tuned = !schedule_equal(s, &canonical);
-    return f->inner->ops->head(f->inner, first, n, s, e);
-}
-
-static int sample(struct device *dev, uint32_t first, uint32_t n, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->sample(inner, first, n, e);
+    return f->pass.inner->ops->head(f->pass.inner, first, n, s, e);
 }
 
 static int copy(struct device *dev, struct device_result *out_results, uint8_t *out_flagged,
@@ -103,12 +77,12 @@ static int copy(struct device *dev, struct device_result *out_results, uint8_t *
     struct device_fault *f = self(dev);
 
     f->results = out_results;
-    return f->inner->ops->copy(f->inner, out_results, out_flagged, e);
+    return f->pass.inner->ops->copy(f->pass.inner, out_results, out_flagged, e);
 }
 
 static int wait_device(struct device *dev, struct err *e) {
     struct device_fault *f = self(dev);
-    int r = f->inner->ops->wait(f->inner, e);
+    int r = f->pass.inner->ops->wait(f->pass.inner, e);
 
     for (uint32_t i = 0; i < f->n_wants && r == 0 && f->results; i++) {
         struct device_result *result = &f->results[i];
@@ -122,69 +96,6 @@ static int wait_device(struct device *dev, struct err *e) {
     return r;
 }
 
-static int read_buffer(struct device *dev, enum device_buffer buffer, uint32_t row, void *out,
-                       struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->read(inner, buffer, row, out, e);
-}
-
-static int write_buffer(struct device *dev, enum device_buffer buffer, uint32_t row, const void *in,
-                        struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->write(inner, buffer, row, in, e);
-}
-
-static int read_kv(struct device *dev, uint32_t layer, uint32_t page, uint32_t slot,
-                   uint32_t kv_head, uint16_t *out_k, uint16_t *out_v, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->read_kv(inner, layer, page, slot, kv_head, out_k, out_v, e);
-}
-
-static int poison(struct device *dev, uint32_t page, uint16_t pattern, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->poison(inner, page, pattern, e);
-}
-
-static void describe(const struct device *dev, char *text, size_t n_bytes) {
-    const struct device *inner = ((const struct device_fault *)dev)->inner;
-
-    inner->ops->describe(inner, text, n_bytes);
-}
-
-static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *out_kv,
-                   uint64_t *out_work) {
-    const struct device *inner = ((const struct device_fault *)dev)->inner;
-
-    inner->ops->memory(inner, out_weights, out_kv, out_work);
-}
-
-static const struct device_ops fault_ops = {
-    .name = "fault",
-    .close = close_device,
-    .load = load,
-    .upload = upload,
-    .embed = embed,
-    .attn_in = attn_in,
-    .attend = attend,
-    .attn_out = attn_out,
-    .mlp_in = mlp_in,
-    .mlp_out = mlp_out,
-    .head = head,
-    .sample = sample,
-    .copy = copy,
-    .wait = wait_device,
-    .read = read_buffer,
-    .write = write_buffer,
-    .read_kv = read_kv,
-    .poison = poison,
-    .describe = describe,
-    .memory = memory,
-};
-
 int device_fault_open(struct device *inner, const struct device_fault_rules *rules,
                       struct device **out_dev, struct err *e) {
     struct device_fault *f = calloc(1, sizeof(*f));
@@ -193,12 +104,15 @@ int device_fault_open(struct device *inner, const struct device_fault_rules *rul
         inner->ops->close(inner);
         return err_set(e, -ENOMEM, "fault wrapper");
     }
-    f->ops = fault_ops;
-    f->ops.queues = inner->ops->queues;
-    f->base.ops = &f->ops;
-    f->inner = inner;
+    device_pass_make(&f->pass, inner);
+    f->pass.ops.close = close_device;
+    f->pass.ops.load = load;
+    f->pass.ops.upload = upload;
+    f->pass.ops.head = head;
+    f->pass.ops.copy = copy;
+    f->pass.ops.wait = wait_device;
     f->rules = *rules;
-    *out_dev = &f->base;
+    *out_dev = &f->pass.base;
     return 0;
 }
 

@@ -4,13 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/device.h"
+#include "runtime/device_pass.h"
 #include "runtime/err.h"
 #include "tools/bench_report.h"
 
 struct watch {
-    struct device base;
-    struct device *inner;
+    struct device_pass pass;
     int64_t ns[BENCH_STAGES];
 };
 
@@ -29,135 +28,63 @@ const char *bench_stage_name(enum bench_stage s) {
 #define WATCHED(stage, call)                   \
     struct watch *w = self(dev);               \
     const int64_t begin_ns = bench_now_ns();   \
-    const int done = w->inner->ops->call;      \
+    const int done = w->pass.inner->ops->call; \
     w->ns[stage] += bench_now_ns() - begin_ns; \
     return done
 
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
-    WATCHED(BENCH_EMBED, upload(w->inner, batch, e));
+    WATCHED(BENCH_EMBED, upload(w->pass.inner, batch, e));
 }
 
 static int embed(struct device *dev, struct err *e) {
-    WATCHED(BENCH_EMBED, embed(w->inner, e));
+    WATCHED(BENCH_EMBED, embed(w->pass.inner, e));
 }
 
 static int attn_in(struct device *dev, uint32_t l, const struct schedule *s, struct err *e) {
-    WATCHED(BENCH_ATTN_IN, attn_in(w->inner, l, s, e));
+    WATCHED(BENCH_ATTN_IN, attn_in(w->pass.inner, l, s, e));
 }
 
 static int attend(struct device *dev, uint32_t l, const struct schedule *s, struct err *e) {
-    WATCHED(BENCH_ATTEND, attend(w->inner, l, s, e));
+    WATCHED(BENCH_ATTEND, attend(w->pass.inner, l, s, e));
 }
 
 static int attn_out(struct device *dev, uint32_t l, const struct schedule *s, struct err *e) {
-    WATCHED(BENCH_ATTN_OUT, attn_out(w->inner, l, s, e));
+    WATCHED(BENCH_ATTN_OUT, attn_out(w->pass.inner, l, s, e));
 }
 
 static int mlp_in(struct device *dev, uint32_t l, const struct schedule *s, struct err *e) {
-    WATCHED(BENCH_MLP_IN, mlp_in(w->inner, l, s, e));
+    WATCHED(BENCH_MLP_IN, mlp_in(w->pass.inner, l, s, e));
 }
 
 static int mlp_out(struct device *dev, uint32_t l, const struct schedule *s, struct err *e) {
-    WATCHED(BENCH_MLP_OUT, mlp_out(w->inner, l, s, e));
+    WATCHED(BENCH_MLP_OUT, mlp_out(w->pass.inner, l, s, e));
 }
 
 static int head(struct device *dev, uint32_t first, uint32_t n, const struct schedule *s,
                 struct err *e) {
-    WATCHED(BENCH_HEAD, head(w->inner, first, n, s, e));
+    WATCHED(BENCH_HEAD, head(w->pass.inner, first, n, s, e));
 }
 
 static int sample(struct device *dev, uint32_t first, uint32_t n, struct err *e) {
-    WATCHED(BENCH_SAMPLE, sample(w->inner, first, n, e));
+    WATCHED(BENCH_SAMPLE, sample(w->pass.inner, first, n, e));
 }
 
 static int copy(struct device *dev, struct device_result *results, uint8_t *flagged,
                 struct err *e) {
-    WATCHED(BENCH_SAMPLE, copy(w->inner, results, flagged, e));
+    WATCHED(BENCH_SAMPLE, copy(w->pass.inner, results, flagged, e));
 }
 
 static int wait(struct device *dev, struct err *e) {
-    WATCHED(BENCH_SAMPLE, wait(w->inner, e));
+    WATCHED(BENCH_SAMPLE, wait(w->pass.inner, e));
 }
-
-/* The rest is passed on. */
 
 static void close_watch(struct device *dev) {
     struct watch *w = self(dev);
 
     if (!w) return;
-    w->inner->ops->close(w->inner);
+    w->pass.inner->ops->close(w->pass.inner);
     free(w);
 }
-
-static int load(struct device *dev, const struct model *m, struct weights *weights,
-                const struct device_limits *limits, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->load(inner, m, weights, limits, e);
-}
-
-static int read_row(struct device *dev, enum device_buffer buffer, uint32_t row, void *out,
-                    struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->read(inner, buffer, row, out, e);
-}
-
-static int write_row(struct device *dev, enum device_buffer buffer, uint32_t row, const void *in,
-                     struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->write(inner, buffer, row, in, e);
-}
-
-static int read_kv(struct device *dev, uint32_t layer, uint32_t page, uint32_t slot,
-                   uint32_t kv_head, uint16_t *out_k, uint16_t *out_v, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->read_kv(inner, layer, page, slot, kv_head, out_k, out_v, e);
-}
-
-static int poison(struct device *dev, uint32_t page, uint16_t pattern, struct err *e) {
-    struct device *inner = self(dev)->inner;
-
-    return inner->ops->poison(inner, page, pattern, e);
-}
-
-static void describe(const struct device *dev, char *text, size_t n_bytes) {
-    const struct device *inner = ((const struct watch *)dev)->inner;
-
-    inner->ops->describe(inner, text, n_bytes);
-}
-
-static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *out_kv,
-                   uint64_t *out_work) {
-    const struct device *inner = ((const struct watch *)dev)->inner;
-
-    inner->ops->memory(inner, out_weights, out_kv, out_work);
-}
-
-static const struct device_ops ops = {
-    .name = "watch",
-    .close = close_watch,
-    .load = load,
-    .upload = upload,
-    .embed = embed,
-    .attn_in = attn_in,
-    .attend = attend,
-    .attn_out = attn_out,
-    .mlp_in = mlp_in,
-    .mlp_out = mlp_out,
-    .head = head,
-    .sample = sample,
-    .copy = copy,
-    .wait = wait,
-    .read = read_row,
-    .write = write_row,
-    .read_kv = read_kv,
-    .poison = poison,
-    .describe = describe,
-    .memory = memory,
-};
 
 int bench_watch_open(struct device *inner, struct device **out_dev, struct err *e) {
     struct watch *w = calloc(1, sizeof(*w));
@@ -166,9 +93,20 @@ int bench_watch_open(struct device *inner, struct device **out_dev, struct err *
         inner->ops->close(inner);
         return err_set(e, -ENOMEM, "watch: %zu bytes", sizeof(*w));
     }
-    w->base.ops = &ops;
-    w->inner = inner;
-    *out_dev = &w->base;
+    device_pass_make(&w->pass, inner);
+    w->pass.ops.close = close_watch;
+    w->pass.ops.upload = upload;
+    w->pass.ops.embed = embed;
+    w->pass.ops.attn_in = attn_in;
+    w->pass.ops.attend = attend;
+    w->pass.ops.attn_out = attn_out;
+    w->pass.ops.mlp_in = mlp_in;
+    w->pass.ops.mlp_out = mlp_out;
+    w->pass.ops.head = head;
+    w->pass.ops.sample = sample;
+    w->pass.ops.copy = copy;
+    w->pass.ops.wait = wait;
+    *out_dev = &w->pass.base;
     return 0;
 }
 
