@@ -906,6 +906,38 @@ static void test_full_ring_holds_text(void **state) {
     harness_close(&h);
 }
 
+/* The ring fills between two steps of a prompt, whose records are as many as a step may give: those
+ * of both wait, and all come out. */
+static void test_full_ring_between(void **state) {
+    enum { N_PROMPT = 400 };
+    struct harness_result want = {.ended = false}, *one;
+    struct harness h;
+
+    (void)state;
+    for (uint32_t n_left = 0; n_left < 200; n_left += n_left ? 33 : 1 + 64 + 6) {
+        struct engine_options o = harness_options();
+        struct engine_request r = harness_request(ones, N_PROMPT, 5);
+
+        o.step_tokens = 512;
+        harness_open(&h, &o, toy_open());
+        r.prompt_logprobs = true;
+        r.n_prompt_top = 3;
+        r.grant = 1000;
+        if (n_left) fill_ring(&h, n_left);
+        one = harness_submit(&h, &r);
+        for (int i = 0; i < 20; i++) (void)engine_step(h.engine);
+        harness_drain(&h);
+        harness_finish(&h);
+        assert_int_equal(one->n_prompt, N_PROMPT - 1);
+        if (n_left)
+            expect_same(&want, one, "after a full ring", n_left);
+        else
+            want = *one;
+        harness_check_idle(&h);
+        harness_close(&h);
+    }
+}
+
 /* It failed before it was cancelled, and says so. */
 static void test_failed_then_cancelled(void **state) {
     struct flagging f = {.n_spared = 0};
@@ -1246,6 +1278,7 @@ static void test_told_meanwhile(void **state) {
         struct engine_options o = harness_options();
         struct engine_request r = harness_request(ones, 4, 5);
         struct harness_result *brief, *one;
+        struct engine_stats stats;
         struct harness h;
 
         (void)state;
@@ -1258,10 +1291,13 @@ static void test_told_meanwhile(void **state) {
         one = harness_submit(&h, &r);
         for (uint32_t step = 1; step <= 20; step++) {
             const bool at_once = !toy_queues || stop_string;
+            const uint32_t n_out = at_once ? step : step - 1;
 
             m.told = false;
             assert_int_equal(engine_step(h.engine), 1);
             assert_int_equal(m.told, step == 1 || !at_once || (stop_string && toy_queues));
+            engine_stats_get(h.engine, &stats);
+            assert_int_equal(stats.tokens_committed, n_out + (n_out < 5 ? n_out : 5));
             assert_int_equal(one->n_ids, step - 1);
             assert_int_equal(brief->ended, step > 5);
             assert_int_equal(brief->n_ids, step > 5 ? 5 : step - 1);
@@ -1639,6 +1675,7 @@ int main(void) {
         cmocka_unit_test(test_last_text_waits),
         cmocka_unit_test(test_grants_are_kept),
         cmocka_unit_test(test_full_ring_holds_text),
+        cmocka_unit_test(test_full_ring_between),
         cmocka_unit_test(test_failed_then_cancelled),
         cmocka_unit_test(test_ends_of_outputs),
         cmocka_unit_test(test_no_tokens_wanted),
