@@ -45,6 +45,18 @@ struct bench_options {
     uint32_t context;     /* keys of a sequence */
     uint32_t n_rows;      /* 0: the verb's own counts */
     uint32_t rows[BENCH_ROWS_MAX];
+
+    /* Of experiments; lists have commas between, NULL: the experiment's own. */
+    const char *operand; /* the experiment's name, or the report's folder */
+    const char *out;     /* folder of its files */
+    const char *device;  /* cpu, cuda */
+    const char *systems, *workloads, *shares, *rates, *windows, *groups, *mismatches;
+    const char *arrivals;      /* poisson, recorded, or NULL: poisson */
+    const char *text;          /* file whose pieces are prompts, or NULL */
+    double scale;              /* of all lengths */
+    uint32_t n_repeats;        /* of every run */
+    uint32_t reference_flight; /* requests at once while references are made */
+    bool honour_eos;
 };
 
 int bench_twin(const struct bench_options *o);    /* bench_twin.c: products, attention, sampling */
@@ -54,6 +66,8 @@ int bench_serve(const struct bench_options *o);   /* bench_serve.c: latencies ov
 int bench_start(const struct bench_options *o);   /* bench_start.c: readiness and memory */
 int bench_kernels(const struct bench_options *o); /* bench_kernels.c: of the GPU, beside a peer */
 int bench_step(const struct bench_options *o);    /* bench_step.c: whole steps of the GPU */
+int bench_experiment(const struct bench_options *o);        /* bench_experiment.c: of the paper */
+int bench_experiment_report(const struct bench_options *o); /* bench_experiment_report.c: a page */
 
 /* 0; or what model_read gives, or -ENOENT: no such name. */
 int bench_geometry(const char *name, struct model *out_model, struct err *e);

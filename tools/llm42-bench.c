@@ -13,10 +13,13 @@ enum {
     TOKENS_MAX = 1 << 20,
     STEP_ROWS_MAX = 8192,
     CONTEXT_MAX = 131072,
+    REPEATS_MAX = 100,
+    FLIGHT_MAX = 1024,
+    REQUESTS_DEFAULT = 64,
 };
 
 static const char usage[] =
-    "usage: llm42-bench [VERB] [OPTION...]\n"
+    "usage: llm42-bench [VERB [NAME]] [OPTION...]\n"
     "\n"
     "  (none)   twin, then engine\n"
     "  twin     the twin's products, attention and sampling by one thread, and where\n"
@@ -27,26 +30,30 @@ static const char usage[] =
     "  kernels  of the GPU, each on the canonical and the tuned schedule: beside a peer, and\n"
     "           beside what bounds it\n"
     "  step     whole steps of the GPU and their stages, weights made up from --seed\n"
+    "  experiment NAME   of the paper: join, spans, window, ablation, offline, online; a row a\n"
+    "           run in DIR/NAME.csv of --out, digests held against a reference\n"
+    "  report DIR        DIR/index.html of all that experiments left there\n"
     "\n"
     "  --json                     an object a line: conditions, notes, figures\n"
-    "  --model DIR                twin, engine, start (tests/data/verse-4m)\n"
-    "  --threads N                twin (stages), engine, start: 1 to 256 (one a processor)\n"
+    "  --model DIR                twin, engine, start, experiment (tests/data/verse-4m)\n"
+    "  --threads N                twin (stages), engine, start, experiment: 1 to 256 (one a\n"
+    "                             processor)\n"
     "  --policy P                 engine, start: canonical, tuned, auto; engine also all\n"
     "                             (canonical)\n"
     "  --socket PATH              serve: of the daemon (/run/llm42/llm42d.sock, or LLM42_SOCKET)\n"
-    "  --requests N               serve: requests in all (64)\n"
+    "  --requests N               serve: requests in all (64); experiment: of a run (its own)\n"
     "  --concurrency C            serve: in flight at most, 1 to 4096 (16)\n"
     "  --rate QPS                 serve: arrivals a second, Poisson; 0: one as another ends (0)\n"
     "  --deterministic-share R    serve, start: 0 to 1, drawn for each request (0.5)\n"
     "  --max-tokens M             serve: output tokens of a request at most (64)\n"
-    "  --temperature T            serve, start: of every request (0)\n"
-    "  --trace FILE               serve: CSV of lengths, one row drawn for each request; columns\n"
-    "                             prompt,output or ContextTokens,GeneratedTokens or\n"
-    "                             num_prefill_tokens,num_decode_tokens\n"
+    "  --temperature T            serve, start, experiment: of every request (0)\n"
+    "  --trace FILE               serve, experiment: CSV of lengths, one row drawn for each\n"
+    "                             request; columns prompt,output or ContextTokens,GeneratedTokens\n"
+    "                             or num_prefill_tokens,num_decode_tokens\n"
     "  --seed S                   of arrivals, lengths and draws; of made-up weights (1)\n"
     "  --pings N                  serve, start: round trips (2000)\n"
-    "  --daemon PATH              start: the program (beside this one)\n"
-    "  --set SECTION.KEY=VALUE    start: a setting of it, up to 32 times\n"
+    "  --daemon PATH              start, experiment: the program (beside this one)\n"
+    "  --set SECTION.KEY=VALUE    start, experiment: a setting of it, up to 32 times\n"
     "  --geometry NAME            kernels, step: llama-3.1-8b, smollm2-135m, or a folder with a\n"
     "                             config.json (llama-3.1-8b)\n"
     "  --rows N,N,..              kernels, step: rows of a step, up to 16 counts, 1 to 8192\n"
@@ -56,11 +63,28 @@ static const char usage[] =
     "                             (tools/bench_peer.py, which wants torch)\n"
     "  --plot FILE                kernels: a roofline as SVG, by gnuplot; or its script, FILE.gp\n"
     "  --cache DIR                kernels, step: of compiled kernels (none)\n"
+    "  --out DIR                  experiment: folder of its files\n"
+    "  --device D                 experiment: cpu, cuda (cpu)\n"
+    "  --repeats R                experiment: of every run, 1 to 100 (3)\n"
+    "  --systems S,S,..           experiment: of nondet, canonical, auto, tuned, paper,\n"
+    "                             paper-fixed, paper+mismatch\n"
+    "  --workloads W,W,..         experiment: of sharegpt, arxiv, reasoning, mixed, trace, each\n"
+    "                             also as NAME/OUTPUTS; fixed:PROMPT/OUTPUT, upto:PROMPT/OUTPUT\n"
+    "  --shares P,P,..            experiment: deterministic requests, per cent\n"
+    "  --rates QPS,QPS,..         experiment: arrivals a second\n"
+    "  --windows W,W,..           experiment: 1 to 256\n"
+    "  --groups G,G,..            experiment: 1 to 64\n"
+    "  --mismatches PPM,PPM,..    experiment: forced, of paper+mismatch (1000,3000,5000,10000)\n"
+    "  --arrivals A               experiment: poisson, or recorded by the trace (poisson)\n"
+    "  --scale X                  experiment: of all lengths, 0 to 1 (1)\n"
+    "  --text FILE                experiment: its pieces are prompts\n"
+    "  --eos                      experiment: an end-of-text id ends an output\n"
+    "  --reference N              experiment: requests at once for the reference, 1 to 1024 (1)\n"
     "  --version, --help\n"
     "\n"
     "Every figure says what it is of, its unit and, where there is one, its target.  Times are\n"
     "CLOCK_MONOTONIC; a figure taken while other work runs is not one.\n"
-    "exit status: 0 done, 1 failed, 2 usage, 7 daemon not reachable\n";
+    "exit status: 0 done, 1 failed, 2 usage, 7 daemon not reachable, 130 interrupted\n";
 
 enum flag {
     HELP = 1,
@@ -88,6 +112,21 @@ enum flag {
     PEER,
     PLOT,
     CACHE,
+    OUT,
+    DEVICE,
+    REPEATS,
+    SYSTEMS,
+    WORKLOADS,
+    SHARES,
+    RATES,
+    WINDOWS,
+    GROUPS,
+    MISMATCHES,
+    ARRIVALS,
+    SCALE,
+    PROMPTS,
+    EOS,
+    REFERENCE,
 };
 
 static const struct option options[] = {
@@ -116,6 +155,21 @@ static const struct option options[] = {
     {"peer", required_argument, NULL, PEER},
     {"plot", required_argument, NULL, PLOT},
     {"cache", required_argument, NULL, CACHE},
+    {"out", required_argument, NULL, OUT},
+    {"device", required_argument, NULL, DEVICE},
+    {"repeats", required_argument, NULL, REPEATS},
+    {"systems", required_argument, NULL, SYSTEMS},
+    {"workloads", required_argument, NULL, WORKLOADS},
+    {"shares", required_argument, NULL, SHARES},
+    {"rates", required_argument, NULL, RATES},
+    {"windows", required_argument, NULL, WINDOWS},
+    {"groups", required_argument, NULL, GROUPS},
+    {"mismatches", required_argument, NULL, MISMATCHES},
+    {"arrivals", required_argument, NULL, ARRIVALS},
+    {"scale", required_argument, NULL, SCALE},
+    {"text", required_argument, NULL, PROMPTS},
+    {"eos", no_argument, NULL, EOS},
+    {"reference", required_argument, NULL, REFERENCE},
     {NULL, 0, NULL, 0},
 };
 
@@ -197,6 +251,15 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
     case CONTEXT:
         if ((r = number(name, text, 1, CONTEXT_MAX, &n)) == BENCH_OK) o->context = (uint32_t)n;
         break;
+    case REPEATS:
+        if ((r = number(name, text, 1, REPEATS_MAX, &n)) == BENCH_OK) o->n_repeats = (uint32_t)n;
+        break;
+    case REFERENCE:
+        r = number(name, text, 1, FLIGHT_MAX, &n);
+        if (r == BENCH_OK) o->reference_flight = (uint32_t)n;
+        break;
+    case SCALE:
+        return real(name, text, 1, &o->scale);
     case SEED:
         return number(name, text, 0, UINT64_MAX / 8, &o->seed);
     case RATE:
@@ -209,6 +272,27 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
         return BENCH_USAGE;
     }
     return r;
+}
+
+static int take_experiment(struct bench_options *o, int flag, const char *name, const char *text) {
+    const struct {
+        int flag;
+        const char **to;
+    } texts[] = {
+        {OUT, &o->out},         {DEVICE, &o->device},         {SYSTEMS, &o->systems},
+        {SHARES, &o->shares},   {WORKLOADS, &o->workloads},   {RATES, &o->rates},
+        {WINDOWS, &o->windows}, {MISMATCHES, &o->mismatches}, {GROUPS, &o->groups},
+        {PROMPTS, &o->text},    {ARRIVALS, &o->arrivals},
+    };
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        if (texts[i].flag == flag) {
+            *texts[i].to = text;
+            return BENCH_OK;
+        }
+    if (flag != EOS) return take_number(o, flag, name, text);
+    o->honour_eos = true;
+    return BENCH_OK;
 }
 
 static int take_gpu(struct bench_options *o, int flag, const char *name, const char *text) {
@@ -231,7 +315,7 @@ static int take_gpu(struct bench_options *o, int flag, const char *name, const c
         o->cache = text;
         return BENCH_OK;
     default:
-        return take_number(o, flag, name, text);
+        return take_experiment(o, flag, name, text);
     }
 }
 
@@ -282,11 +366,17 @@ static int run(const char *verb, const struct bench_options *o) {
         const char *verb;
         int (*run)(const struct bench_options *o);
         bool unasked; /* where no verb is given */
+        bool silent;  /* measures nothing here and now */
     } parts[] = {
-        {"twin", bench_twin, true},     {"twin", bench_stage, true},
-        {"engine", bench_engine, true}, {"serve", bench_serve, false},
-        {"start", bench_start, false},  {"kernels", bench_kernels, false},
-        {"step", bench_step, false},
+        {"twin", bench_twin, true, false},
+        {"twin", bench_stage, true, false},
+        {"engine", bench_engine, true, false},
+        {"serve", bench_serve, false, false},
+        {"start", bench_start, false, false},
+        {"kernels", bench_kernels, false, false},
+        {"step", bench_step, false, false},
+        {"experiment", bench_experiment, false, false},
+        {"report", bench_experiment_report, false, true},
     };
     const bool all = verb[0] == '\0';
     int r = BENCH_USAGE;
@@ -295,7 +385,7 @@ static int run(const char *verb, const struct bench_options *o) {
         const bool ours = all ? parts[i].unasked : strcmp(parts[i].verb, verb) == 0;
 
         if (!ours) continue;
-        if (r == BENCH_USAGE)
+        if (r == BENCH_USAGE && !parts[i].silent)
             bench_report_conditions(&o->report, all ? "twin, engine" : verb, bench_threads(o));
         r = parts[i].run(o);
         if (r != BENCH_OK) return r;
@@ -310,7 +400,6 @@ int main(int argc, char **argv) {
                               .policy = "canonical",
                               .socket = socket && *socket ? socket : "/run/llm42/llm42d.sock",
                               .daemon = daemon_beside(argv[0]),
-                              .n_requests = 64,
                               .concurrency = 16,
                               .max_tokens = 64,
                               .share = 0.5,
@@ -318,7 +407,11 @@ int main(int argc, char **argv) {
                               .n_pings = 2000,
                               .geometry = "llama-3.1-8b",
                               .peer = "tools/bench_peer.py",
-                              .context = 1024};
+                              .context = 1024,
+                              .device = "cpu",
+                              .scale = 1,
+                              .n_repeats = 3,
+                              .reference_flight = 1};
     const char *verb = "";
     int flag, index = 0, r;
 
@@ -336,6 +429,10 @@ int main(int argc, char **argv) {
         if (r != BENCH_OK) return r;
     }
     if (optind < argc) verb = argv[optind++];
+    if (optind < argc && (strcmp(verb, "experiment") == 0 || strcmp(verb, "report") == 0))
+        o.operand = argv[optind++];
+    /* An experiment has its own counts. */
+    if (o.n_requests == 0 && strcmp(verb, "experiment") != 0) o.n_requests = REQUESTS_DEFAULT;
     if (optind < argc) {
         bench_say("%s is one argument too many; see llm42-bench --help", argv[optind]);
         return BENCH_USAGE;
