@@ -254,7 +254,7 @@ static void descriptors_raise(const struct config *c) {
                  (unsigned)l.rlim_cur, c->max_connections);
 }
 
-static int exit_code_of_start(int r) {
+static int exit_code_of_start(int r, bool is_cuda) {
     switch (r) {
     case -EACCES:
     case -EPERM:
@@ -272,6 +272,8 @@ static int exit_code_of_start(int r) {
         return EXIT_NO_DEVICE;
     case -EPROTO:
         return EXIT_SELF_TEST;
+    case -EIO: /* of a GPU, or of a file under it: another start may do */
+        return is_cuda ? EXIT_LOST : EXIT_UNEXPECTED;
     default:
         return EXIT_UNEXPECTED;
     }
@@ -349,7 +351,7 @@ static int serve(const struct options *o, const struct config *c, struct listen 
 
     if (r < 0) {
         log_line(LOG_AT_ERROR, "%s; not started", e.text[0] ? e.text : strerror(-r));
-        return exit_code_of_start(r);
+        return exit_code_of_start(r, c->device == CONFIG_DEVICE_CUDA);
     }
     struct service service = {.options = o, .facts = engine_facts_get(engine)};
     hooks.user = &service;
@@ -376,6 +378,7 @@ int main(int argc, char **argv) {
 
     loop_signals_block(); /* first of all: from here on a signal is an order, not an end */
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a kept kernel over the limit is a kernel not kept */
     if (options_read(argc, argv, &options) < 0) return EXIT_USAGE;
     log_open(LOG_AT_INFO);
     if (settings_load(&options, &c, &origin) < 0) return EXIT_CONFIG;
@@ -395,7 +398,7 @@ int main(int argc, char **argv) {
     if (r < 0) {
         log_line(LOG_AT_ERROR, "%s; not started", e.text);
         config_free(&c);
-        return r == -EADDRINUSE ? EXIT_ALIVE : exit_code_of_start(r);
+        return r == -EADDRINUSE ? EXIT_ALIVE : exit_code_of_start(r, false);
     }
     r = serve(&options, &c, &l);
     listen_close(&l);
