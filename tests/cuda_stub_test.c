@@ -854,6 +854,49 @@ static void test_filled_up(void **state) {
     dev->ops->close(dev);
 }
 
+/* Attention's tiles: what a step before left behind its own is gone, up to the bucket that is
+ * launched; and all flags of rows are cleared. */
+static void test_tiles(void **state) {
+    static const struct sm90_attn_tile none;
+    const struct sm90_attn_tile *tiles;
+    const struct cuda_device *d;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    d = (const struct cuda_device *)dev;
+    tiles = (const struct sm90_attn_tile *)(d->h_batch + d->tiles_off);
+    for (uint32_t n = 4; n >= 3; n--) {
+        uint32_t n_tiles = 0;
+
+        run_rows(dev, n, true, 512);
+        for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) n_tiles += d->plan.n_tiles[kind];
+        assert_int_equal(n_tiles, 4);
+        assert_int_equal(!memcmp(&tiles[3], &none, sizeof(none)), n == 3);
+        assert_int_equal(d->plan.end_max, 512);
+        assert_true(cuda->cleared == d->back && cuda->cleared_bytes == d->results_off);
+        assert_true(d->results_off >= SMALL_ROWS);
+    }
+    dev->ops->close(dev);
+}
+
+/* One tile whatever the rows: a graph of four is none of eight. */
+static void test_graph_rows(void **state) {
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    run_graph(dev, 4, false, 512, true);
+    run_graph(dev, 8, false, 512, true);
+    assert_int_equal(cuda->n_embedded, 8);
+    run_graph(dev, 4, false, 512, false);
+    dev->ops->close(dev);
+}
+
 /* Steps of n wanted rows, thrice, the last from a graph; wanted rows of its last group. */
 static uint32_t step_of_wants(struct device *dev, uint32_t n, uint32_t n_logit_rows) {
     const struct cuda_queue *q = &((const struct cuda_device *)dev)->queue;
@@ -894,7 +937,7 @@ static void test_wanted_rows(void **state) {
     assert_int_equal(n, 6); /* three and four have one */
     l.n_logit_rows = 3;
     assert_int_equal(dev->ops->load(dev, &small_model, NULL, &l, &e), 0);
-    for (uint32_t i = 0; i < 7; i++) assert_int_equal(step_of_wants(dev, i + 1, 3), want_three[i]);
+    for (uint32_t i = 7; i-- > 0;) assert_int_equal(step_of_wants(dev, i + 1, 3), want_three[i]);
     dev->ops->close(dev);
 }
 
@@ -1079,6 +1122,8 @@ int main(void) {
         CASE(test_launches),
         CASE(test_page_tables),
         CASE(test_filled_up),
+        CASE(test_tiles),
+        CASE(test_graph_rows),
         CASE(test_wanted_rows),
         CASE(test_many_groups),
         CASE(test_driver),

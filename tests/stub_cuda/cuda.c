@@ -333,6 +333,8 @@ CUresult cuMemFreeHost(void *p) {
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t n, CUstream stream) {
+    stub_cuda.cleared = at;
+    stub_cuda.cleared_bytes = n;
     CUresult r = call_on(AT_cuMemsetD8Async, stream, at, n);
     struct thing *t = things;
 

@@ -41,6 +41,7 @@ struct stub {
     struct {
         uint64_t to, n_bytes;
     } copies[STUB_COPIES];
+    uint64_t cleared, cleared_bytes; /* by bytes, of late */
 };
 
 /* As they are after being loaded, but for what was not given back. */
