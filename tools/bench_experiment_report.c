@@ -1,5 +1,341 @@
-#include "tools/bench_experiment.h"
+/* One page of all that experiments left in a folder: tables, and pictures where gnuplot is. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/err.h"
+#include "tools/bench_experiment_group.h"
+#include "tools/bench_experiment_page.h"
+#include "tools/bench_plot.h"
+
+/* ---- What the paper has ---- */
+
+/* Throughput over the non-deterministic one, window 64 in groups of 8, by deterministic share. */
+static const struct published {
+    const char *workload;
+    double ratios[6];
+} published[] = {
+    {"arxiv", {1.000, .995, .989, .976, .916, .841}},
+    {"sharegpt", {.965, .901, .851, .783, .688, .576}},
+    {"fixed:512/256", {.987, .973, .954, .921, .832, .716}},
+    {"fixed:1024/256", {.990, .983, .970, .948, .890, .807}},
+    {"fixed:1024/512", {.990, .982, .967, .938, .864, .761}},
+    {"fixed:2048/256", {.996, .990, .981, .966, .920, .844}},
+    {"fixed:2048/512", {.995, .990, .983, .967, .925, .863}},
+    {"fixed:4096/512", {.991, .986, .984, .972, .944, .855}},
+};
+static const double published_shares[6] = {2, 5, 10, 20, 50, 100};
+
+double bench_published(const char *workload, double share) {
+    for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++)
+        for (int k = 0; k < 6; k++)
+            if (strcmp(published[i].workload, workload) == 0 && published_shares[k] == share)
+                return published[i].ratios[k];
+    return 0;
+}
+
+/* ---- Which tables a page has ---- */
+
+enum { COLUMNS_MAX = 12 };
+
+static const struct section {
+    enum bench_experiment of;
+    const char *title;
+    const char *ratio; /* column that is held against nondet and canonical, or NULL */
+    bool paper;        /* with what the paper has for that ratio */
+    bool best;         /* against the best cell of its system and rate */
+    const char *columns[COLUMNS_MAX];
+} sections[] = {
+    {BENCH_JOIN,
+     "One deterministic request joins: throughput",
+     "output_tok_s",
+     false,
+     false,
+     {"output_tok_s", "total_tok_s", "seconds", "rollbacks"}},
+    {BENCH_JOIN,
+     "One deterministic request joins: the others",
+     "e2e_ms_unflagged_p50",
+     false,
+     false,
+     {"e2e_ms_unflagged_p50", "e2e_ms_unflagged_p99", "gap_ms_unflagged_p50",
+      "e2e_ms_flagged_p50"}},
+    {BENCH_SPANS,
+     "Spans that are the same beside others",
+     NULL,
+     false,
+     false,
+     {"same_pct", "diverged_32_pct", "diverged_64_pct", "diverged_128_pct", "diverged_256_pct",
+      "flips_per_1000"}},
+    {BENCH_WINDOW,
+     "Rollbacks by window",
+     NULL,
+     false,
+     false,
+     {"recomputed_pct", "no_rollback_pct", "half_recomputed_pct", "windows", "rollbacks",
+      "recomputed", "certified", "e2e_ms_pooled_p99"}},
+    {BENCH_ABLATION,
+     "Window and group",
+     "total_tok_s",
+     false,
+     true,
+     {"total_tok_s", "e2e_ms_pooled_p50", "e2e_ms_pooled_p99", "recomputed_pct"}},
+    {BENCH_OFFLINE,
+     "Offline throughput, tail included",
+     "total_tok_s",
+     true,
+     false,
+     {"total_tok_s", "output_tok_s", "seconds"}},
+    {BENCH_OFFLINE,
+     "Offline: windows, rollbacks, recomputed",
+     NULL,
+     false,
+     false,
+     {"windows", "rollbacks", "recomputed", "recomputed_pct", "no_rollback_pct", "certified"}},
+    {BENCH_ONLINE,
+     "Online: end to end",
+     "e2e_ms_pooled_p50",
+     false,
+     false,
+     {"e2e_ms_pooled_p50", "e2e_ms_pooled_p90", "e2e_ms_pooled_p99", "e2e_ms_flagged_p50",
+      "e2e_ms_flagged_p90", "e2e_ms_flagged_p99", "e2e_ms_unflagged_p50", "e2e_ms_unflagged_p90",
+      "e2e_ms_unflagged_p99"}},
+    {BENCH_ONLINE,
+     "Online: time to first token",
+     "ttft_ms_pooled_p50",
+     false,
+     false,
+     {"ttft_ms_pooled_p50", "ttft_ms_pooled_p90", "ttft_ms_pooled_p99", "ttft_ms_flagged_p50",
+      "ttft_ms_flagged_p90", "ttft_ms_flagged_p99", "ttft_ms_unflagged_p50",
+      "ttft_ms_unflagged_p90", "ttft_ms_unflagged_p99"}},
+    {BENCH_ONLINE,
+     "Online: gap between commits, throughput, rollbacks",
+     "total_tok_s",
+     false,
+     false,
+     {"total_tok_s", "gap_ms_flagged_p50", "gap_ms_flagged_p99", "gap_ms_unflagged_p50",
+      "gap_ms_unflagged_p99", "rollbacks", "recomputed_pct"}},
+};
+
+/* ---- HTML ---- */
+
+static void write_text(FILE *f, const char *text) {
+    for (; *text; text++) {
+        if (*text == '&')
+            fputs("&amp;", f);
+        else if (*text == '<')
+            fputs("&lt;", f);
+        else if (*text == '>')
+            fputs("&gt;", f);
+        else if (*text == '"')
+            fputs("&quot;", f);
+        else
+            fputc(*text, f);
+    }
+}
+
+static void write_cell(FILE *f, const char *tag, const char *text) {
+    fprintf(f, "<%s>", tag);
+    write_text(f, text);
+    fprintf(f, "</%s>", tag);
+}
+
+static void write_spread(FILE *f, struct bench_spread s) {
+    if (s.n == 0)
+        fputs("<td/>", f);
+    else if (s.min == s.max)
+        fprintf(f, "<td>%.5g</td>", s.median);
+    else
+        fprintf(f, "<td>%.5g <small>%.5g to %.5g</small></td>", s.median, s.min, s.max);
+}
+
+static void write_ratio(FILE *f, bool there, double ratio) {
+    if (there)
+        fprintf(f, "<td>%.3f</td>", ratio);
+    else
+        fputs("<td/>", f);
+}
+
+static void write_head(FILE *f, const struct section *s) {
+    static const char *const keys[] = {"workload",          "system", "deterministic %",
+                                       "arrivals a second", "W x G",  "forced ppm",
+                                       "requests",          "repeats"};
+
+    fputs("<table>\n<tr>", f);
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) write_cell(f, "th", keys[i]);
+    for (int i = 0; i < COLUMNS_MAX && s->columns[i]; i++) write_cell(f, "th", s->columns[i]);
+    if (s->ratio) {
+        fputs("<th>", f);
+        write_text(f, s->ratio);
+        fputs(" of nondet</th><th>of canonical</th>", f);
+    }
+    if (s->best) fputs("<th>of the best cell</th>", f);
+    if (s->paper) fputs("<th>of nondet, in the paper</th>", f);
+    fputs("</tr>\n", f);
+}
+
+static void write_keys(FILE *f, const struct bench_groups *g, uint32_t i) {
+    const char *window = bench_group_key(g, i, BENCH_KEY_WINDOW);
+    const char *arrivals = bench_group_key(g, i, BENCH_KEY_ARRIVALS);
+    char text[64];
+
+    write_cell(f, "td", bench_group_key(g, i, BENCH_KEY_WORKLOAD));
+    write_cell(f, "td", bench_group_key(g, i, BENCH_KEY_SYSTEM));
+    write_cell(f, "td", bench_group_key(g, i, BENCH_KEY_SHARE));
+    snprintf(text, sizeof(text), "%s%s%s", strcmp(arrivals, "at-once") == 0 ? "at once" : arrivals,
+             strcmp(arrivals, "at-once") == 0 ? "" : " ",
+             strcmp(arrivals, "at-once") == 0 ? "" : bench_group_key(g, i, BENCH_KEY_RATE));
+    write_cell(f, "td", text);
+    snprintf(text, sizeof(text), "%s x %s", window, bench_group_key(g, i, BENCH_KEY_GROUP));
+    write_cell(f, "td", strcmp(window, "0") == 0 ? "" : text);
+    write_cell(f, "td", bench_group_key(g, i, BENCH_KEY_MISMATCH));
+    write_cell(f, "td", bench_group_key(g, i, BENCH_KEY_REQUESTS));
+    snprintf(text, sizeof(text), "%u", bench_group_spread(g, i, "seconds").n);
+    write_cell(f, "td", text);
+}
+
+/* The best median of the column under the same workload, system and arrivals. */
+static double best(const struct bench_groups *g, uint32_t group, const char *column) {
+    static const enum bench_key keys[] = {BENCH_KEY_WORKLOAD, BENCH_KEY_SYSTEM, BENCH_KEY_ARRIVALS,
+                                          BENCH_KEY_RATE};
+    double most = 0;
+
+    for (uint32_t i = 0; i < g->n; i++) {
+        const double value = bench_group_spread(g, i, column).median;
+        size_t k = 0;
+
+        while (k < 4 &&
+               strcmp(bench_group_key(g, i, keys[k]), bench_group_key(g, group, keys[k])) == 0)
+            k++;
+        if (k == 4 && value > most) most = value;
+    }
+    return most;
+}
+
+static void write_ratios(FILE *f, const struct bench_groups *g, uint32_t i,
+                         const struct section *s) {
+    const double share = strtod(bench_group_key(g, i, BENCH_KEY_SHARE), NULL);
+    const double paper = bench_published(bench_group_key(g, i, BENCH_KEY_WORKLOAD), share);
+    double ratio = 0, most;
+    bool there;
+
+    if (s->ratio) {
+        there = bench_group_ratio(g, i, "nondet", s->ratio, &ratio);
+        write_ratio(f, there, ratio);
+        there = bench_group_ratio(g, i, "canonical", s->ratio, &ratio);
+        write_ratio(f, there, ratio);
+    }
+    if (s->best) {
+        most = best(g, i, s->ratio);
+        write_ratio(f, most > 0, bench_group_spread(g, i, s->ratio).median / (most > 0 ? most : 1));
+    }
+    if (s->paper) write_ratio(f, paper > 0, paper);
+}
+
+static void write_section(FILE *f, const struct bench_groups *g, const struct section *s) {
+    write_cell(f, "h3", s->title);
+    fputc('\n', f);
+    write_head(f, s);
+    for (uint32_t i = 0; i < g->n; i++) {
+        fputs("<tr>", f);
+        write_keys(f, g, i);
+        for (int c = 0; c < COLUMNS_MAX && s->columns[c]; c++)
+            write_spread(f, bench_group_spread(g, i, s->columns[c]));
+        write_ratios(f, g, i, s);
+        fputs("</tr>\n", f);
+    }
+    fputs("</table>\n", f);
+}
+
+static void write_conditions(FILE *f, const struct bench_table *t) {
+    uint32_t n_void = 0;
+
+    fputs("<pre>", f);
+    for (uint32_t i = 0; i < t->n_notes; i++) {
+        n_void += strncmp(t->notes[i], "# void: ", 8) == 0;
+        write_text(f, t->notes[i]);
+        fputc('\n', f);
+    }
+    fputs("</pre>\n", f);
+    if (n_void > 0)
+        fprintf(f, "<p class=\"void\">%u runs were void: see the lines above.</p>\n", n_void);
+}
+
+/* ---- The page ---- */
+
+static int write_experiment(FILE *f, const char *folder, enum bench_experiment e, bool pictures) {
+    struct bench_groups g = {.n = 0};
+    struct bench_table t;
+    char path[4096];
+    int r;
+
+    snprintf(path, sizeof(path), "%.4000s/%s.csv", folder, bench_experiment_names[e]);
+    r = bench_table_read(path, &t);
+    if (r != BENCH_OK) return r;
+    if (t.n_rows == 0) goto out;
+    r = bench_groups_open(&t, &g);
+    if (r != BENCH_OK) {
+        bench_say("%s: no rows of an experiment", path);
+        goto out;
+    }
+    write_cell(f, "h2", bench_experiment_names[e]);
+    fputc('\n', f);
+    write_conditions(f, &t);
+    for (size_t i = 0; i < sizeof(sections) / sizeof(sections[0]); i++)
+        if (sections[i].of == e) write_section(f, &g, &sections[i]);
+    if (pictures) r = bench_page_pictures(f, folder, e, &g);
+out:
+    bench_groups_close(&g);
+    bench_table_close(&t);
+    return r;
+}
+
+static int write_page(FILE *f, const char *folder) {
+    struct err e = {""};
+    const bool pictures = bench_plot_check("index.svg", &e) == 0;
+    int r = BENCH_OK;
+
+    fputs("<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head>"
+          "<meta charset=\"utf-8\"/><title>llm42d: experiments</title>\n<style>"
+          "body { font: 15px sans-serif; margin: 2em } table { border-collapse: collapse }"
+          "td, th { border: 1px solid #bbb; padding: .2em .5em; text-align: right }"
+          "small { color: #666 } pre { background: #f4f4f4; padding: .7em; overflow: auto }"
+          ".void { color: #b00 }</style></head>\n<body>\n<h1>llm42d: experiments</h1>\n"
+          "<p>A figure is the median of its repeats, beside it the smallest and the largest. "
+          "Every run is held against digests of policy canonical; a void run has no row. "
+          "fixed: every request has this length; upto: uniform from 1 to it. The paper's figures "
+          "are its authors' own, of another GPU and model.</p>\n",
+          f);
+    if (!pictures) fputs("<p>gnuplot is not there: no pictures.</p>\n", f);
+    for (enum bench_experiment x = 0; r == BENCH_OK && x < BENCH_EXPERIMENTS; x++)
+        r = write_experiment(f, folder, x, pictures);
+    fputs("</body>\n</html>\n", f);
+    return r;
+}
+
 int bench_experiment_report(const struct bench_options *o) {
-    (void)o;
-    return BENCH_FAILED;
+    char path[4096], whole[4096];
+    FILE *f;
+    int r;
+
+    if (!o->operand) {
+        bench_say("report: of which folder? See llm42-bench --help");
+        return BENCH_USAGE;
+    }
+    bench_daemon_signals(); /* a pipe that closes is an error, not an end */
+    snprintf(path, sizeof(path), "%.4000s/index.html.new", o->operand);
+    snprintf(whole, sizeof(whole), "%.4000s/index.html", o->operand);
+    f = fopen(path, "we");
+    if (!f) {
+        bench_say("%s: %s", path, strerror(errno));
+        return BENCH_FAILED;
+    }
+    r = write_page(f, o->operand);
+    if (ferror(f)) r = BENCH_FAILED;
+    if (fclose(f) != 0) r = BENCH_FAILED;
+    if (r == BENCH_OK && rename(path, whole) < 0) r = BENCH_FAILED;
+    if (r != BENCH_OK)
+        bench_say("%s: not written", whole);
+    else
+        bench_report_note(&o->report, "%s", whole);
+    return r;
 }

@@ -39,8 +39,7 @@ static bool is_first(const struct bench_plot *plot, uint32_t i) {
     return true;
 }
 
-/* A gnuplot string: quotes doubled. */
-static void write_quoted(FILE *f, const char *text) {
+void bench_plot_quote(FILE *f, const char *text) {
     fputc('\'', f);
     for (; *text; text++) {
         if (*text == '\'') fputc('\'', f);
@@ -52,9 +51,9 @@ static void write_quoted(FILE *f, const char *text) {
 static void write_script(FILE *f, const struct bench_plot *plot, const char *path,
                          const char *title, double read, double flop) {
     fputs("set terminal svg size 1000,700 background rgb 'white'\nset output ", f);
-    write_quoted(f, path);
+    bench_plot_quote(f, path);
     fputs("\nset title ", f);
-    write_quoted(f, title);
+    bench_plot_quote(f, title);
     fputs(" noenhanced\nset logscale xy\nset grid\nset key right bottom\n"
           "set xlabel 'operations a byte'\nset ylabel 'TFLOP/s'\nset xrange [0.1:20000]\nset "
           "samples 2000\n",
@@ -74,7 +73,7 @@ static void write_script(FILE *f, const struct bench_plot *plot, const char *pat
     for (uint32_t i = 0; i < plot->n; i++) {
         if (!is_first(plot, i)) continue;
         fprintf(f, ", $f%u with points ps 1.2 title ", i);
-        write_quoted(f, plot->points[i].family);
+        bench_plot_quote(f, plot->points[i].family);
         fputs(" noenhanced", f);
     }
     fputs("\n", f);

@@ -8,6 +8,7 @@
 #define LLM42D_TOOLS_BENCH_PLOT_H
 
 #include <stdint.h>
+#include <stdio.h>
 
 struct err;
 
@@ -30,5 +31,7 @@ void bench_plot_add(struct bench_plot *plot, const char *family, double flop, do
  * and flop are the two ceilings, bytes and operations a microsecond. */
 int bench_plot_write(const struct bench_plot *plot, const char *path, const char *title,
                      double read, double flop, struct err *e);
+/* A gnuplot string: quotes doubled. */
+void bench_plot_quote(FILE *f, const char *text);
 
 #endif
