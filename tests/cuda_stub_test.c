@@ -882,14 +882,17 @@ static void test_tiles(void **state) {
     dev->ops->close(dev);
 }
 
-/* One tile whatever the rows: a graph of four is none of eight. */
+/* Heads without a plan of attention: a graph of four rows is none of eight. */
 static void test_graph_rows(void **state) {
+    struct model m = small_model;
     struct device *dev;
     struct err e;
 
     (void)state;
+    m.head_dim = 48;
     assert_int_equal(open_device(&dev, &e), 0);
-    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &m, NULL, &small_limits, &e), 0);
+    assert_null(((const struct cuda_device *)dev)->attn);
     run_graph(dev, 4, false, 512, true);
     run_graph(dev, 8, false, 512, true);
     assert_int_equal(cuda->n_embedded, 8);
