@@ -376,6 +376,7 @@ static int step(struct engine *g) {
 
     if (atomic_load_explicit(&g->dead, memory_order_relaxed)) return die(g, "the device is lost");
 
+    any = release_held(g) || any; /* what is complete is not cut any more */
     any = cut_waiting(g, now_us) || any;
     any = cut_lanes(g, now_us) || any;
     any = release_held(g) || any;
