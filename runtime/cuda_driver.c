@@ -196,6 +196,7 @@ static int load_kernels(struct cuda_driver *d, const struct cuda_driver_options 
             k->name, e);
         d->n_kernels++;
         if (k->is_source && c.results[i].cache == JIT_FOUND) d->n_found++;
+        if (k->is_source && c.results[i].cache == JIT_UNSTORED) d->n_unkept++;
     }
 out:
     for (uint32_t i = 0; c.results && i < n; i++) jit_done(&c.results[i]);

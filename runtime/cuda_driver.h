@@ -38,6 +38,7 @@ struct cuda_driver {
     int version;        /* of the driver: 1000 major + 10 minor */
     uint32_t n_units;   /* multiprocessors */
     uint32_t n_found;   /* kernels that the cache had */
+    uint32_t n_unkept;  /* compiled, and the cache did not take them */
     uint32_t n_kernels; /* kernels loaded */
     bool has_context;
     bool at_work; /* not loading: whatever fails, the device is lost */

@@ -360,8 +360,9 @@ static void describe(const struct device *dev, char *text, size_t n_bytes) {
     if (d->nccl_version)
         snprintf(nccl, sizeof(nccl), "NCCL %d.%d.%d", d->nccl_version / 10000,
                  d->nccl_version / 100 % 100, d->nccl_version % 100);
-    snprintf(text, n_bytes, "cuda, %s, driver API %d.%d, %s", driver->name, driver->version / 1000,
-             driver->version % 1000 / 10, nccl);
+    snprintf(text, n_bytes, "cuda, %s, driver API %d.%d, %s%s", driver->name,
+             driver->version / 1000, driver->version % 1000 / 10, nccl,
+             driver->n_unkept ? ", compiled kernels not kept" : "");
 }
 
 static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *out_kv,
