@@ -128,21 +128,36 @@ static json_t *status_json(const struct serve *s, uint64_t now_us) {
     return o;
 }
 
-static json_t *schedules_json(const struct serve *s) {
-    char text[SCHEDULE_TEXT_BYTES];
-    struct schedule value = schedule_canonical();
-    json_t *tuned = json_array();
+/* A schedule in numbers, in words, and the first digits of its SHA-256. */
+static json_t *schedule_json(const struct schedule *schedule) {
+    uint8_t digest[SHA256_BYTES];
+    char text[SCHEDULE_TEXT_BYTES], hex[SHA256_HEX_BYTES];
+    const size_t n = schedule_write(schedule, text);
 
-    (void)schedule_write(&value, text);
-    json_t *o = json_pack("{s:s}", "canonical", text);
+    sha256_of(text, n, digest);
+    sha256_hex(digest, hex);
+    hex[12] = '\0';
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:I}", "schedule", text, "hash", hex,
+                     "qkv", (int)schedule->qkv, "o", (int)schedule->o, "gate_up",
+                     (int)schedule->gate_up, "down", (int)schedule->down, "head",
+                     (int)schedule->head, "norm_run", (int)schedule->norm_run, "split_keys",
+                     (json_int_t)schedule->split_keys);
+}
+
+static json_t *schedules_json(const struct serve *s) {
+    struct schedule value = schedule_canonical();
+    json_t *tuned = json_array(), *o = json_object();
+
+    json_object_set_new(o, "canonical", schedule_json(&value));
     for (uint32_t n_rows = 1; n_rows <= 1024; n_rows *= 2) {
         /* Decode rows of as many sequences, at the context's end: what splits are chosen by. */
         struct schedule_load load = {n_rows, n_rows, s->facts->context};
+        json_t *of;
 
         value = schedule_tuned(&s->facts->model, &load);
-        (void)schedule_write(&value, text);
-        json_array_append_new(
-            tuned, json_pack("{s:I, s:s}", "rows", (json_int_t)n_rows, "schedule", text));
+        of = schedule_json(&value);
+        json_object_set_new(of, "rows", number(n_rows));
+        json_array_append_new(tuned, of);
     }
     json_object_set_new(o, "tuned", tuned);
     return o;

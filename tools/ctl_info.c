@@ -88,6 +88,39 @@ static int ask_info(struct ctl *c, struct llm42_io *io, uint32_t topic, json_t *
     return r;
 }
 
+/* One line of the table; what is as in the canonical one has a mark. */
+static void schedule_line(const char *name, const json_t *s, const json_t *canonical) {
+    static const char *const columns[] = {"qkv",  "o",        "gate_up",   "down",
+                                          "head", "norm_run", "split_keys"};
+
+    printf("%-10s", name);
+    for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
+        const json_int_t n = json_integer_value(json_object_get(s, columns[i]));
+        const bool same =
+            s != canonical && n == json_integer_value(json_object_get(canonical, columns[i]));
+
+        printf(" %9" JSON_INTEGER_FORMAT "%c", n, same ? '=' : ' ');
+    }
+    printf("  %s\n", json_string_value(json_object_get(s, "hash")));
+}
+
+static void schedules(const json_t *j) {
+    const json_t *canonical = json_object_get(j, "canonical"), *tuned = json_object_get(j, "tuned");
+    char name[32];
+    json_t *one;
+    size_t i;
+
+    printf("K segments of each matrix, run of the norm's sum, keys of a KV split; = as canonical\n"
+           "%-10s %9s  %9s  %9s  %9s  %9s  %9s  %9s   hash\n",
+           "rows", "qkv", "o", "gate_up", "down", "head", "norm", "kv");
+    schedule_line("canonical", canonical, canonical);
+    json_array_foreach(tuned, i, one) {
+        snprintf(name, sizeof(name), "%" JSON_INTEGER_FORMAT,
+                 json_integer_value(json_object_get(one, "rows")));
+        schedule_line(name, one, canonical);
+    }
+}
+
 int ctl_info(struct ctl *c) {
     uint32_t topic = c->verb == CTL_STATUS      ? WIRE_INFO_STATUS
                      : c->verb == CTL_SCHEDULES ? WIRE_INFO_SCHEDULES
@@ -100,6 +133,8 @@ int ctl_info(struct ctl *c) {
     r = ask_info(c, io, topic, &j);
     if (r == CTL_OK && c->json)
         ctl_json_print(json_incref(j));
+    else if (r == CTL_OK && c->verb == CTL_SCHEDULES)
+        schedules(j);
     else if (r == CTL_OK)
         facts("", j);
     json_decref(j);
