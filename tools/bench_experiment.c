@@ -102,6 +102,39 @@ static int keep(struct bench_session *s, const struct bench_run *run, const stru
     return bench_session_row(s, row);
 }
 
+/* Steps of the daemon so far. */
+struct steps {
+    long long canonical, tuned;
+};
+
+static int steps_get(const struct bench_session *s, struct steps *out) {
+    json_t *status = NULL;
+    const json_t *steps;
+    int r = bench_client_info(s->io, WIRE_INFO_STATUS, &status);
+
+    if (r != BENCH_OK) return r;
+    steps = json_object_get(status, "steps");
+    out->canonical = json_integer_value(json_object_get(steps, "canonical"));
+    out->tuned = json_integer_value(json_object_get(steps, "tuned"));
+    json_decref(status);
+    return BENCH_OK;
+}
+
+/* Runs the load and begins its row. */
+static int measure(struct bench_session *s, const struct bench_run *run, struct bench_load *l,
+                   struct bench_row *row) {
+    struct steps before, after;
+    int r = steps_get(s, &before);
+
+    if (r == BENCH_OK) r = bench_load_run(s->io, l);
+    if (r == BENCH_OK) r = steps_get(s, &after);
+    if (r != BENCH_OK) return r;
+    row_key(row, run);
+    bench_row_text(row, "steps_canonical", "%lld", after.canonical - before.canonical);
+    bench_row_text(row, "steps_tuned", "%lld", after.tuned - before.tuned);
+    return bench_row_load(row, l, s->o->bound_ms);
+}
+
 static int run_load(struct bench_session *s, const struct bench_run *run) {
     struct bench_row *row = calloc(1, sizeof(*row));
     struct bench_load l = {.n = 0};
@@ -109,11 +142,7 @@ static int run_load(struct bench_session *s, const struct bench_run *run) {
 
     if (r == BENCH_OK) {
         l.prompts = s->prompts;
-        r = bench_load_run(s->io, &l);
-    }
-    if (r == BENCH_OK) {
-        row_key(row, run);
-        r = bench_row_load(row, &l);
+        r = measure(s, run, &l, row);
     }
     if (r == BENCH_OK) r = keep(s, run, &l, row, NULL);
     bench_load_close(&l);
@@ -135,11 +164,7 @@ static int run_spans(struct bench_session *s, const struct bench_run *run) {
     serial.prompts = loaded.prompts = s->prompts;
     serial.concurrency = 1;
     if (r == BENCH_OK) r = bench_load_run(s->io, &serial);
-    if (r == BENCH_OK) r = bench_load_run(s->io, &loaded);
-    if (r == BENCH_OK) {
-        row_key(row, run);
-        r = bench_row_load(row, &loaded);
-    }
+    if (r == BENCH_OK) r = measure(s, run, &loaded, row);
     if (r == BENCH_OK) r = bench_row_spans(row, &serial, &loaded, &n_diverged);
     if (r == BENCH_OK)
         r = keep(s, run, &loaded, row,

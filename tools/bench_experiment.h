@@ -134,8 +134,8 @@ void bench_row_number(struct bench_row *row, const char *name, double value);
 void bench_row_quantiles(struct bench_row *row, const char *name, double *values, size_t n);
 /* BENCH_CUT_POINTS quantiles in one cell, ';' between. */
 void bench_row_distribution(struct bench_row *row, const char *name, double *values, size_t n);
-/* All that one load shows. */
-int bench_row_load(struct bench_row *row, const struct bench_load *l);
+/* All that one load shows; bound_ms: of the end, for goodput, or 0. */
+int bench_row_load(struct bench_row *row, const struct bench_load *l, double bound_ms);
 /* Two runs of the same requests: how far their outputs are the same. */
 int bench_row_spans(struct bench_row *row, const struct bench_load *serial,
                     const struct bench_load *loaded, uint32_t *out_diverged);

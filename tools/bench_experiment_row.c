@@ -113,7 +113,19 @@ static void row_sums(struct bench_row *row, const struct bench_load *l) {
     row_share(row, "half_recomputed_pct", s.n_half, s.n_flagged_done);
 }
 
-int bench_row_load(struct bench_row *row, const struct bench_load *l) {
+/* Requests a second that ended within the bound. */
+static void row_goodput(struct bench_row *row, const struct bench_load *l, const double *ends_ms,
+                        size_t n, double bound_ms) {
+    uint32_t n_within = 0;
+
+    for (size_t i = 0; i < n; i++) n_within += ends_ms[i] <= bound_ms;
+    if (bound_ms > 0)
+        bench_row_number(row, "goodput_s", n_within / l->seconds);
+    else
+        bench_row_text(row, "goodput_s", "%s", "");
+}
+
+int bench_row_load(struct bench_row *row, const struct bench_load *l, double bound_ms) {
     static const char *const times[BENCH_TIMES] = {"ttft_ms", "gap_ms", "e2e_ms"};
     static const char *const classes[BENCH_CLASSES] = {"unflagged", "flagged", "pooled"};
     double *values = calloc(bench_load_times_max(l), sizeof(*values));
@@ -127,8 +139,10 @@ int bench_row_load(struct bench_row *row, const struct bench_load *l) {
             snprintf(name, sizeof(name), "%s_%s", times[t], classes[c]);
             bench_row_quantiles(row, name, values, bench_load_times(l, c, t, values));
         }
-    bench_row_distribution(row, "e2e_ms_cdf", values,
-                           bench_load_times(l, BENCH_POOLED, BENCH_END, values));
+    n = bench_load_times(l, BENCH_POOLED, BENCH_END, values);
+    row_goodput(row, l, values, n, bound_ms);
+    bench_row_distribution(row, "e2e_ms_cdf", values, n);
+    n = 0;
     for (uint32_t i = 0; i < l->n; i++)
         if (l->requests[i].deterministic) values[n++] = l->requests[i].rollbacks;
     bench_row_distribution(row, "rollbacks_cdf", values, n);

@@ -91,6 +91,7 @@ static int asked(struct bench_session *s) {
     note(s->asked, "scale", "%g", o->scale);
     note(s->asked, "temperature", "%g", o->temperature);
     note(s->asked, "end-of-text ids", "%s", o->honour_eos ? "honoured" : "ignored");
+    note(s->asked, "bound of goodput, ms", "%g", o->bound_ms);
     note(s->asked, "in flight at most", "%d", BENCH_FLIGHT_MAX);
     return r;
 }
@@ -151,7 +152,8 @@ static void machine_write(FILE *f, const struct bench_session *s) {
     (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &day);
     fprintf(f, "# llm42-bench: %s, experiment %s, begun %s, %ld cores\n", LLM42_VERSION,
             bench_experiment_names[s->plan.experiment], date, sysconf(_SC_NPROCESSORS_ONLN));
-    fprintf(f, "# reference: %u at once\n", s->o->reference_flight);
+    fprintf(f, "# reference: %u at once, on %s\n", s->o->reference_flight,
+            s->o->reference_device ? s->o->reference_device : s->o->device);
     if (strcmp(s->o->device, "cuda") != 0) return;
     smi = popen("nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,"
                 "power.limit --format=csv,noheader 2> /dev/null",
@@ -235,6 +237,7 @@ int bench_session_open(const struct bench_options *o, struct bench_session *s) {
     int r;
 
     s->o = o;
+    s->device = o->device;
     s->daemon.notify_fd = -1;
     snprintf(s->path, sizeof(s->path), "%.4000s/%s.csv", o->out,
              bench_experiment_names[s->plan.experiment]);
@@ -312,24 +315,25 @@ static int prompts_make(struct bench_session *s) {
     return r;
 }
 
-/* Of the first daemon all is noted; those after it must be of the same model. */
+/* All are of one model; what is noted is of the device that is measured. */
 static int greet(struct bench_session *s) {
     const struct wire_hello_ok *hello;
     int r = bench_client_open(s->daemon.socket, &s->io);
 
     if (r != BENCH_OK) return r;
     hello = llm42_server(llm42_io_core(s->io));
-    if (s->found[0]) {
-        if (memcmp(s->fingerprint, hello->fingerprint, sizeof(s->fingerprint)) == 0)
-            return warm_up(s);
+    if (s->met && memcmp(s->fingerprint, hello->fingerprint, sizeof(s->fingerprint)) != 0) {
         bench_say("the daemon has another fingerprint than the one before");
         return BENCH_FAILED;
     }
-    memcpy(s->fingerprint, hello->fingerprint, sizeof(s->fingerprint));
-    s->context = hello->context;
-    s->prompts.vocab = hello->vocab;
-    r = found(s);
-    if (r == BENCH_OK) r = prompts_make(s);
+    if (!s->met) {
+        memcpy(s->fingerprint, hello->fingerprint, sizeof(s->fingerprint));
+        s->context = hello->context;
+        s->prompts.vocab = hello->vocab;
+        r = prompts_make(s);
+    }
+    s->met = true;
+    if (r == BENCH_OK && !s->found[0] && s->device == s->o->device) r = found(s);
     return r == BENCH_OK ? warm_up(s) : r;
 }
 
@@ -341,12 +345,13 @@ int bench_session_daemon(struct bench_session *s, const struct bench_system *sys
     uint32_t n = 0;
     int r;
 
-    snprintf(settings, sizeof(settings), "%s %u %u %u", system->name, window, group, mismatch_ppm);
+    snprintf(settings, sizeof(settings), "%s %u %u %u %.40s", system->name, window, group,
+             mismatch_ppm, s->device);
     if (strcmp(settings, s->settings) == 0) return BENCH_OK;
     r = bench_session_daemon_end(s, false);
     if (r != BENCH_OK) return r;
 
-    snprintf(device, sizeof(device), "engine.device=%.40s", o.device);
+    snprintf(device, sizeof(device), "engine.device=%.40s", s->device);
     snprintf(queue, sizeof(queue), "engine.max_queue=%u", queue_of(&o));
     snprintf(windows, sizeof(windows), "engine.window=%u", window);
     snprintf(groups, sizeof(groups), "engine.group=%u", group);
@@ -401,8 +406,10 @@ static int needs(const struct bench_session *s, bool *need) {
 }
 
 int bench_session_references(struct bench_session *s) {
-    int r = bench_session_daemon(s, bench_system_find("canonical"), 0, 0, 0);
+    int r;
 
+    if (s->o->reference_device) s->device = s->o->reference_device;
+    r = bench_session_daemon(s, bench_system_find("canonical"), 0, 0, 0);
     for (uint32_t i = 0; r == BENCH_OK && i < s->plan.n; i++) {
         bool *need;
 
@@ -416,5 +423,6 @@ int bench_session_references(struct bench_session *s) {
             r = bench_reference_fill(s->o, &s->workload, &s->prompts, s->io, need, &s->reference);
         free(need);
     }
+    s->device = s->o->device;
     return r;
 }

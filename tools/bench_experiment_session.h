@@ -22,6 +22,8 @@ struct bench_session {
     struct bench_daemon daemon;
     struct llm42_io *io; /* NULL: no daemon runs */
     char settings[256];  /* of the one that runs */
+    const char *device;  /* it is to be on */
+    bool met;            /* one has run: the next three stand */
     uint8_t fingerprint[WIRE_DIGEST_BYTES];
     uint32_t context;
 

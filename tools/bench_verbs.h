@@ -51,11 +51,13 @@ struct bench_options {
     const char *out;     /* folder of its files */
     const char *device;  /* cpu, cuda */
     const char *systems, *workloads, *shares, *rates, *windows, *groups, *mismatches;
-    const char *arrivals;      /* poisson, recorded, or NULL: poisson */
-    const char *text;          /* file whose pieces are prompts, or NULL */
-    double scale;              /* of all lengths */
-    uint32_t n_repeats;        /* of every run */
-    uint32_t reference_flight; /* requests at once while references are made */
+    const char *arrivals;         /* poisson, recorded, or NULL: poisson */
+    const char *text;             /* file whose pieces are prompts, or NULL */
+    double scale;                 /* of all lengths */
+    uint32_t n_repeats;           /* of every run */
+    uint32_t reference_flight;    /* requests at once while references are made */
+    const char *reference_device; /* of references, or NULL: the same */
+    double bound_ms;              /* of the end, for goodput; 0: none */
     bool honour_eos;
 };
 

@@ -80,6 +80,8 @@ static const char usage[] =
     "  --text FILE                experiment: its pieces are prompts\n"
     "  --eos                      experiment: an end-of-text id ends an output\n"
     "  --reference N              experiment: requests at once for the reference, 1 to 1024 (1)\n"
+    "  --reference-device D       experiment: that the reference is made on (as --device)\n"
+    "  --bound MS                 experiment: requests a second that end within it\n"
     "  --version, --help\n"
     "\n"
     "Every figure says what it is of, its unit and, where there is one, its target.  Times are\n"
@@ -127,6 +129,8 @@ enum flag {
     PROMPTS,
     EOS,
     REFERENCE,
+    REFERENCE_DEVICE,
+    BOUND,
 };
 
 static const struct option options[] = {
@@ -170,6 +174,8 @@ static const struct option options[] = {
     {"text", required_argument, NULL, PROMPTS},
     {"eos", no_argument, NULL, EOS},
     {"reference", required_argument, NULL, REFERENCE},
+    {"reference-device", required_argument, NULL, REFERENCE_DEVICE},
+    {"bound", required_argument, NULL, BOUND},
     {NULL, 0, NULL, 0},
 };
 
@@ -258,6 +264,8 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
         r = number(name, text, 1, FLIGHT_MAX, &n);
         if (r == BENCH_OK) o->reference_flight = (uint32_t)n;
         break;
+    case BOUND:
+        return real(name, text, 1e9, &o->bound_ms);
     case SCALE:
         return real(name, text, 1, &o->scale);
     case SEED:
@@ -279,10 +287,18 @@ static int take_experiment(struct bench_options *o, int flag, const char *name, 
         int flag;
         const char **to;
     } texts[] = {
-        {OUT, &o->out},         {DEVICE, &o->device},         {SYSTEMS, &o->systems},
-        {SHARES, &o->shares},   {WORKLOADS, &o->workloads},   {RATES, &o->rates},
-        {WINDOWS, &o->windows}, {MISMATCHES, &o->mismatches}, {GROUPS, &o->groups},
-        {PROMPTS, &o->text},    {ARRIVALS, &o->arrivals},
+        {OUT, &o->out},
+        {DEVICE, &o->device},
+        {SYSTEMS, &o->systems},
+        {SHARES, &o->shares},
+        {WORKLOADS, &o->workloads},
+        {RATES, &o->rates},
+        {WINDOWS, &o->windows},
+        {MISMATCHES, &o->mismatches},
+        {GROUPS, &o->groups},
+        {PROMPTS, &o->text},
+        {ARRIVALS, &o->arrivals},
+        {REFERENCE_DEVICE, &o->reference_device},
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
