@@ -306,6 +306,7 @@ int engine_open(const struct engine_options *o, struct device *dev, struct engin
                                     .step_tokens = o->step_tokens,
                                     .fixed_shape = o->fixed_shape,
                                     .unverified = o->unverified};
+    g->cost = cost_start();
     if ((r = check_options(o, e)) < 0) goto out;
     g->model_path = strdup(o->model_path);
     if (!g->model_path) {

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "runtime/cost.h"
 #include "runtime/dvr.h"
 #include "runtime/engine.h"
 #include "runtime/sha256.h"
@@ -69,6 +70,7 @@ struct lane {
 struct engine {
     struct engine_facts facts;
     struct plan_options plan;
+    struct cost cost;
     struct device *dev;
     struct token *token;
     struct template template;

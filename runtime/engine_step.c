@@ -248,6 +248,8 @@ static void verified(struct engine *g, struct lane *lane, const struct plan_item
     for (uint32_t i = 0; i < verdict.n_commit; i++)
         lane_push(lane, first + i, results[i].token, &results[i]);
 
+    cost_verdict(&g->cost, verdict.n_dropped > 0 ? verdict.n_commit : verdict.n_commit - 1,
+                 verdict.n_dropped > 0);
     lane->usage.verify_passes++;
     lane->usage.rollbacks += verdict.n_dropped > 0;
     lane->usage.recomputed += verdict.n_dropped;
@@ -314,6 +316,18 @@ static void tell(struct engine *g) {
     (void)!write(g->event_fd, &one, sizeof(one));
 }
 
+/* What the step took, of what it was. */
+static void measure(struct engine *g, const struct plan *p, uint64_t us) {
+    uint32_t n_rows[3] = {0};
+
+    for (uint32_t i = 0; i < p->n_items; i++) n_rows[g->items[i].kind] += g->items[i].n_rows;
+    if (n_rows[PLAN_PREFILL]) return;
+    if (n_rows[PLAN_VERIFY])
+        cost_windows(&g->cost, n_rows[PLAN_DECODE], n_rows[PLAN_VERIFY], (float)us);
+    else
+        cost_step(&g->cost, p->canonical, n_rows[PLAN_DECODE], (float)us);
+}
+
 static int run(struct engine *g, const struct plan *p, struct err *e) {
     struct device_batch b = {.rows = g->rows,
                              .n_seqs = g->n_lanes + 1,
@@ -321,6 +335,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
                              .changed = g->changed,
                              .wants = g->wants};
     struct schedule s = schedule_canonical();
+    uint64_t start_us;
     int r;
 
     for (uint32_t i = 0; i < p->n_items; i++) add_rows(g, &b, &g->items[i]);
@@ -335,6 +350,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
         s = schedule_tuned(&g->facts.model, &load);
     }
     tell(g); /* a step may be long, and an end was posted before it */
+    start_us = engine_clock_us();
     r = forward_start(g->dev, g->facts.model.n_layers, g->n_logit_rows, &b, &s, g->results,
                       g->flagged, e);
     /* What the step before gave goes out while the device computes this one. */
@@ -345,6 +361,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
     if (r == 0) r = g->dev->ops->wait(g->dev, e);
     if (r < 0) return r;
 
+    measure(g, p, engine_clock_us() - start_us);
     settle(g, p, &b);
     if (p->canonical)
         g->now.steps_canonical++;
@@ -382,7 +399,7 @@ static int step(struct engine *g) {
     any = release_held(g) || any;
     any = admit(g) || any;
     n = survey(g);
-    p = plan_make(&g->plan, g->plan_seqs, n, g->items);
+    p = plan_make(&g->plan, &g->cost, g->plan_seqs, n, g->items);
     for (uint32_t i = 0; i < n; i++) g->lanes[g->plan_lanes[i]].age++;
     if (p.n_items == 0) return release(g) || any;
 

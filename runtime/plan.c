@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "runtime/assert.h"
+#include "runtime/cost.h"
 
 const char *plan_policy_name(enum plan_policy p) {
     static const char *const names[] = {"canonical", "tuned", "auto"};
@@ -15,16 +16,6 @@ uint32_t plan_rows_max(const struct plan_options *o, uint32_t n_seqs_max) {
     uint32_t others = n_seqs_max + o->group * o->window;
 
     return (o->step_tokens > others ? o->step_tokens : others) + PLAN_PREFILL_MIN;
-}
-
-bool plan_tuned_pays(const struct plan_options *o, uint32_t n_rows, uint32_t n_deterministic) {
-    /* What four K segments cost over free cuts on an H200, by rows (measured there). */
-    uint32_t extra = n_rows <= 32 ? 10 : n_rows <= 256 ? 70 : 20;
-    uint32_t n_passes = (n_deterministic + o->group - 1) / o->group;
-    /* A pass is about a step, for every W - 1 tokens, and one in twenty is decoded again. */
-    uint32_t verify = n_passes * 1050 / (o->window > 1 ? o->window - 1 : 1);
-
-    return n_deterministic == 0 || extra > verify;
 }
 
 static void add(struct plan *p, struct plan_item *items, uint32_t seq, enum plan_kind kind,
@@ -115,8 +106,16 @@ static bool pass_waits(const struct plan_options *o, const struct plan_seq *seqs
     return false;
 }
 
-struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
-                      struct plan_item *items) {
+/* A window of one row judges nothing: then a canonical step costs what a tuned one does at best. */
+static bool tuned_pays(const struct plan_options *o, struct cost *cost, uint32_t n_rows,
+                       uint32_t n_deterministic) {
+    if (o->policy != PLAN_AUTO || n_rows == 0) return o->policy == PLAN_TUNED;
+    if (n_deterministic > 0 && o->window == 1) return false;
+    return cost_tuned_pays(cost, n_rows, n_deterministic, o->window);
+}
+
+struct plan plan_make(const struct plan_options *o, struct cost *cost, const struct plan_seq *seqs,
+                      uint32_t n_seqs, struct plan_item *items) {
     struct plan p = {.canonical = true};
     uint32_t n_decode = 0, n_deterministic = 0;
     bool must; /* be canonical */
@@ -137,8 +136,7 @@ struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs,
         n_deterministic += decodes(&seqs[i]) && seqs[i].deterministic;
     }
     if (!must) {
-        p.canonical = o->policy == PLAN_CANONICAL ||
-                      (o->policy == PLAN_AUTO && !plan_tuned_pays(o, n_decode, n_deterministic));
+        p.canonical = !tuned_pays(o, cost, n_decode, n_deterministic);
         /* Certifying begins where nothing waits for a verdict: judge what does, in this step. */
         if (p.canonical) add_windows(o, seqs, n_seqs, true, &p, items);
     }

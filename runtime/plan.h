@@ -21,6 +21,8 @@ enum {
     PLAN_STEP_TOKENS_MAX = 2048,
 };
 
+struct cost;
+
 enum plan_policy { PLAN_CANONICAL, PLAN_TUNED, PLAN_AUTO };
 const char *plan_policy_name(enum plan_policy p);
 
@@ -62,13 +64,9 @@ struct plan {
 /* The rows that any plan may have. */
 uint32_t plan_rows_max(const struct plan_options *o, uint32_t n_seqs_max);
 
-/* The next step; n_items = 0 when there is nothing to do.  items: room for n_seqs. */
-struct plan plan_make(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
-                      struct plan_item *items);
-
-/* Policy auto, on a step of n_rows decode rows, n_deterministic of them: whether the extra time
- * of canonical kernels would cost more than verifying later.  By fixed costs, in thousandths of a
- * step. */
-bool plan_tuned_pays(const struct plan_options *o, uint32_t n_rows, uint32_t n_deterministic);
+/* The next step; n_items = 0 when there is nothing to do.  items: room for n_seqs.  cost: of policy
+ * auto alone, what steps cost so far. */
+struct plan plan_make(const struct plan_options *o, struct cost *cost, const struct plan_seq *seqs,
+                      uint32_t n_seqs, struct plan_item *items);
 
 #endif

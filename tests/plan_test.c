@@ -3,11 +3,14 @@
 
 #include <string.h>
 
+#include "runtime/cost.h"
 #include "tests/unit.h"
 
 enum { N_MAX = 64 };
 
-static const struct plan_options tuned = {PLAN_TUNED, 8, 2, 32, false};
+static struct cost cost; /* of policy auto alone */
+
+static const struct plan_options tuned = {PLAN_TUNED, 8, 2, 32, false, false};
 
 static struct plan_seq decoding(bool deterministic, uint32_t candidates, bool due, uint32_t age) {
     return (struct plan_seq){.ready = true,
@@ -43,22 +46,22 @@ static void test_nothing(void **state) {
 
     (void)state;
     paused.ready = false;
-    assert_int_equal(plan_make(&tuned, NULL, 0, items).n_items, 0);
-    assert_int_equal(plan_make(&tuned, &paused, 1, items).n_items, 0);
+    assert_int_equal(plan_make(&tuned, NULL, NULL, 0, items).n_items, 0);
+    assert_int_equal(plan_make(&tuned, &cost, &paused, 1, items).n_items, 0);
 }
 
 static void test_decode_alone_may_be_tuned(void **state) {
     struct plan_seq seqs[] = {decoding(true, 2, false, 0), decoding(false, 0, false, 0)};
     struct plan_options canonical = tuned;
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&tuned, seqs, 2, items);
+    struct plan p = plan_make(&tuned, &cost, seqs, 2, items);
 
     (void)state;
     assert_false(p.canonical);
     assert_int_equal(p.n_rows, 2);
     canonical.policy = PLAN_CANONICAL;
     seqs[0].candidates = 0;
-    p = plan_make(&canonical, seqs, 2, items);
+    p = plan_make(&canonical, &cost, seqs, 2, items);
     assert_true(p.canonical);
     assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
 }
@@ -66,7 +69,7 @@ static void test_decode_alone_may_be_tuned(void **state) {
 static void test_prefill_makes_it_canonical(void **state) {
     struct plan_seq seqs[] = {decoding(true, 2, false, 0), prefilling(100)};
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&tuned, seqs, 2, items);
+    struct plan p = plan_make(&tuned, &cost, seqs, 2, items);
 
     (void)state;
     assert_true(p.canonical);
@@ -83,10 +86,10 @@ static void test_prefill_room(void **state) {
     (void)state;
     for (int i = 0; i < N_MAX - 1; i++) seqs[i] = decoding(false, 0, false, 0);
     seqs[N_MAX - 1] = prefilling(100);
-    p = plan_make(&tuned, seqs, N_MAX, items);
+    p = plan_make(&tuned, &cost, seqs, N_MAX, items);
     assert_int_equal(of(&p, items, N_MAX - 1)->n_rows, PLAN_PREFILL_MIN);
     seqs[N_MAX - 1].prompt_rows_max = 5;
-    p = plan_make(&tuned, seqs, N_MAX, items);
+    p = plan_make(&tuned, &cost, seqs, N_MAX, items);
     assert_int_equal(of(&p, items, N_MAX - 1)->n_rows, 5);
 }
 
@@ -95,7 +98,7 @@ static void test_windows(void **state) {
     struct plan_seq seqs[] = {decoding(true, 7, true, 1), decoding(true, 3, true, 9),
                               decoding(true, 7, true, 5), decoding(true, 2, false, 50)};
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&tuned, seqs, 4, items);
+    struct plan p = plan_make(&tuned, &cost, seqs, 4, items);
 
     (void)state;
     assert_true(p.canonical);
@@ -115,7 +118,7 @@ static void test_fixed_shape(void **state) {
 
     (void)state;
     fixed.fixed_shape = true;
-    p = plan_make(&fixed, seqs, 3, items);
+    p = plan_make(&fixed, &cost, seqs, 3, items);
     assert_int_equal(p.n_items, 1);
     assert_int_equal(p.n_rows + p.n_pad, 16);
 }
@@ -130,12 +133,12 @@ static void test_fixed_shape_in_turn(void **state) {
 
     (void)state;
     fixed.fixed_shape = true;
-    p = plan_make(&fixed, seqs, 4, items);
+    p = plan_make(&fixed, &cost, seqs, 4, items);
     assert_int_equal(p.n_items, 2);
     assert_int_equal(p.n_rows + p.n_pad, 16);
 
     seqs[2].age = 5;
-    p = plan_make(&fixed, seqs, 4, items);
+    p = plan_make(&fixed, &cost, seqs, 4, items);
     assert_int_equal(p.n_items, 2);
     assert_int_equal(of(&p, items, 2)->kind, PLAN_DECODE);
     assert_int_equal(of(&p, items, 3)->n_rows, 9);
@@ -143,30 +146,30 @@ static void test_fixed_shape_in_turn(void **state) {
     assert_true(p.canonical);
 
     seqs[2].ready = false; /* who is paused holds nobody up */
-    assert_int_equal(plan_make(&fixed, seqs, 4, items).n_pad, 4);
+    assert_int_equal(plan_make(&fixed, &cost, seqs, 4, items).n_pad, 4);
     seqs[3].age = 5;
-    p = plan_make(&fixed, seqs, 4, items);
+    p = plan_make(&fixed, &cost, seqs, 4, items);
     assert_int_equal(p.n_items, 1);
     assert_int_equal(of(&p, items, 3)->kind, PLAN_PREFILL);
     seqs[3].ready = false;
     seqs[2] = decoding(true, 7, true, 3); /* of three that are due, one waits */
-    p = plan_make(&fixed, seqs, 4, items);
+    p = plan_make(&fixed, &cost, seqs, 4, items);
     assert_int_equal(p.n_rows, 12);
     assert_null(of(&p, items, 0));
 }
 
 /* Judging what waits, where auto turns canonical, is a pass as well: alone and padded. */
 static void test_fixed_shape_auto(void **state) {
-    struct plan_options o = {PLAN_AUTO, 32, 8, 64, true};
+    struct plan_options o = {PLAN_AUTO, 32, 8, 64, true, false};
     struct plan_seq seqs[] = {decoding(true, 3, false, 0), decoding(true, 0, false, 0)};
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&o, seqs, 2, items);
+    struct plan p = plan_make(&o, &cost, seqs, 2, items);
 
     (void)state;
     assert_int_equal(p.n_items, 1);
     assert_int_equal(p.n_rows + p.n_pad, 256);
     seqs[1].age = 1;
-    p = plan_make(&o, seqs, 2, items);
+    p = plan_make(&o, &cost, seqs, 2, items);
     assert_true(p.canonical);
     assert_int_equal(p.n_items, 2);
     assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
@@ -181,7 +184,7 @@ static void test_prefill_in_turn(void **state) {
     (void)state;
     seqs[2].age = seqs[3].age = 7;
     seqs[1].age = 1;
-    p = plan_make(&tuned, seqs, 4, items);
+    p = plan_make(&tuned, &cost, seqs, 4, items);
     assert_int_equal(p.n_items, 3);
     assert_int_equal(of(&p, items, 2)->n_rows, 8);
     assert_int_equal(of(&p, items, 3)->n_rows, 20);
@@ -195,8 +198,12 @@ static void test_bounded_wait(void **state) {
 
     (void)state;
     for (int round = 0; round < 3000; round++) {
-        struct plan_options o = {(enum plan_policy)below(&x, 3), 1 + below(&x, 4), 1 + below(&x, 3),
-                                 1 + below(&x, 32), below(&x, 2)};
+        struct plan_options o = {(enum plan_policy)below(&x, 3),
+                                 1 + below(&x, 4),
+                                 1 + below(&x, 3),
+                                 1 + below(&x, 32),
+                                 below(&x, 2),
+                                 false};
         struct plan_seq seqs[12];
         struct plan_item items[12];
         uint32_t n = 1 + below(&x, 12), waited[12] = {0};
@@ -214,7 +221,7 @@ static void test_bounded_wait(void **state) {
                 seqs[i].due = seqs[i].deterministic && seqs[i].prompt_left == 0 &&
                               seqs[i].candidates + 1 >= o.window;
             }
-            p = plan_make(&o, seqs, n, items);
+            p = plan_make(&o, &cost, seqs, n, items);
             for (uint32_t i = 0; i < p.n_items; i++) served[items[i].seq] = true;
             for (uint32_t i = 0; i < n; i++) {
                 waited[i] = served[i] || !seqs[i].ready ? 0 : waited[i] + 1;
@@ -237,38 +244,45 @@ static void test_bounded_wait(void **state) {
 
 /* auto turns canonical: what waits for a verdict is judged in that step, and then certified. */
 static void test_auto(void **state) {
-    struct plan_options o = {PLAN_AUTO, 32, 8, 64, false};
+    struct plan_options o = {PLAN_AUTO, 32, 8, 64, false, false};
     struct plan_seq seqs[N_MAX];
     struct plan_item items[N_MAX];
     struct plan p;
 
     (void)state;
+    cost = cost_start();
+    for (uint32_t n = 1; n <= N_MAX; n *= 2) {
+        cost_step(&cost, true, n, 1000);
+        cost_step(&cost, false, n, 900);
+    }
+    cost_windows(&cost, 32, 32, 1640); /* 20 for each row */
     seqs[0] = decoding(true, 3, false, 0);
-    p = plan_make(&o, seqs, 1, items);
-    assert_true(p.canonical); /* few rows: canonical costs next to nothing */
+    p = plan_make(&o, &cost, seqs, 1, items);
+    assert_false(p.canonical); /* a tenth of a step is more than one row's window */
+    for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(i < 4, 0, false, 0);
+    assert_false(plan_make(&o, &cost, seqs, N_MAX, items).canonical);
+    for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(i < 16, i == 3 ? 5 : 0, false, 0);
+    p = plan_make(&o, &cost, seqs, N_MAX, items);
+    assert_true(p.canonical); /* sixteen rows' windows are more */
     assert_int_equal(items[0].kind, PLAN_VERIFY);
-    for (int i = 1; i < N_MAX; i++) seqs[i] = decoding(false, 0, false, 0);
-    p = plan_make(&o, seqs, N_MAX, items);
-    assert_false(p.canonical); /* 64 rows, one of them deterministic: tuned pays */
-    for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(true, 0, false, 0);
-    p = plan_make(&o, seqs, N_MAX, items);
-    assert_true(p.canonical); /* all of them: verifying costs more */
-    assert_true(plan_tuned_pays(&o, 64, 0));
+    assert_int_equal(items[0].seq, 3);
+    for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(false, 0, false, 0);
+    assert_false(plan_make(&o, &cost, seqs, N_MAX, items).canonical);
 }
 
 /* A window of one row: certified decoding where the step is canonical, a pass where it would
  * not be. */
 static void test_window_of_one(void **state) {
-    struct plan_options o = {PLAN_TUNED, 1, 8, 64, false};
+    struct plan_options o = {PLAN_TUNED, 1, 8, 64, false, false};
     struct plan_seq seqs[] = {decoding(true, 0, true, 0)};
     struct plan_item items[N_MAX];
 
     (void)state;
-    assert_true(plan_make(&o, seqs, 1, items).canonical);
+    assert_true(plan_make(&o, &cost, seqs, 1, items).canonical);
     assert_int_equal(items[0].kind, PLAN_VERIFY);
     for (int policy = 0; policy < 3; policy += 2) {
         o.policy = (enum plan_policy)policy;
-        assert_true(plan_make(&o, seqs, 1, items).canonical);
+        assert_true(plan_make(&o, &cost, seqs, 1, items).canonical);
         assert_int_equal(items[0].kind, PLAN_DECODE);
     }
 }
@@ -285,8 +299,12 @@ static void test_invariants(void **state) {
         struct plan p;
         uint32_t n, n_rows = 0, n_windows = 0;
         bool seen[N_MAX] = {false};
-        o = (struct plan_options){(enum plan_policy)below(&x, 3), 1 + below(&x, 64),
-                                  1 + below(&x, 8), 1 + below(&x, 128), below(&x, 4) == 0};
+        o = (struct plan_options){(enum plan_policy)below(&x, 3),
+                                  1 + below(&x, 64),
+                                  1 + below(&x, 8),
+                                  1 + below(&x, 128),
+                                  below(&x, 4) == 0,
+                                  false};
         n = below(&x, N_MAX + 1);
         for (uint32_t i = 0; i < n; i++) {
             uint32_t candidates = below(&x, o.window);
@@ -301,7 +319,7 @@ static void test_invariants(void **state) {
                     seqs[i].candidates + 1 >= o.window || (candidates && below(&x, 9) == 0);
             }
         }
-        p = plan_make(&o, seqs, n, items);
+        p = plan_make(&o, &cost, seqs, n, items);
         for (uint32_t i = 0; i < p.n_items; i++) {
             const struct plan_seq *s = &seqs[items[i].seq];
 
