@@ -29,6 +29,10 @@ cd "$here" || exit 1
 expect 0 "kernels" "$bench" --help
 expect 2 "fly is no verb" "$bench" fly
 expect 2 "one argument too many" "$bench" step twice
+expect 2 "one argument too many" "$bench" experiment join twice
+expect 2 "--repeats 0: a whole number, 1 to 100" "$bench" experiment join --repeats 0
+expect 2 "--scale 2: a number, 0 to 1" "$bench" experiment join --scale 2
+expect 7 "cannot reach llm42d at /nonexistent" "$bench" serve --socket /nonexistent
 expect 2 "--rows 0: a whole number, 1 to 8192" "$bench" step --rows 0
 expect 2 "--rows : a whole number" "$bench" step --rows 1,
 expect 2 "--rows x: a whole number" "$bench" kernels --rows 1,x

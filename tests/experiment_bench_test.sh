@@ -59,6 +59,8 @@ expect 2 "--workloads trace: --trace FILE is wanted" x offline --out "$dir/a" --
 expect 2 "--shares 101: a number, 0 to 100" x offline --out "$dir/a" --shares 0,101
 expect 2 "--windows 1.5: a whole number, 1 to 256" x offline --out "$dir/a" --windows 1.5
 expect 2 "--groups: one, or as many as --windows" x offline --out "$dir/a" --windows 8 --groups 1,2
+expect 2 "the lists ask twice for sharegpt,auto,5,at-once,0,64,8,0,4096,0" \
+    x offline --out "$dir/a" --workloads sharegpt --shares 5,5.0
 expect 2 "--rates: not of offline" x offline --out "$dir/a" --rates 3
 expect 2 "--shares: not of join" x join --out "$dir/a" --shares 3
 expect 2 "--arrivals sometimes: poisson or recorded" x online --out "$dir/a" --arrivals sometimes
@@ -194,6 +196,11 @@ expect 2 "no column of arrivals" x online --out "$dir/y" --requests 1 --trace "$
 printf 'arrival_s,prompt,output\nnow,9,9\n' >"$dir/plain.csv"
 expect 2 "plain.csv:2: a time is neither" x online --out "$dir/y" --requests 1 \
     --trace "$dir/plain.csv" --systems nondet
+
+# Repeats: A B, A B, each with an order and deterministic requests of its own.
+expect 0 "4 runs; 0 were there, 4 done" "$bench" experiment online --out "$dir/r" --requests 4 \
+    --workloads fixed:100/40 --systems nondet,auto --shares 50 --rates 0 --scale 0.2 --repeats 2
+check "$dir/r/online.csv" "[(r['system'], r['repeat']) for r in rows] == [('nondet', '0'), ('auto', '0'), ('nondet', '1'), ('auto', '1')] and all(r['arrivals'] == 'at-once' for r in rows)"
 
 # ---- The page ----
 well_formed() {

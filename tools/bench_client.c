@@ -38,9 +38,9 @@ int bench_client_open(const char *path, struct llm42_io **out_io) {
         *out_io = io;
         return BENCH_OK;
     }
-    bench_say("no greeting of llm42d at %s", path);
+    if (r != BENCH_INTERRUPTED) bench_say("no greeting of llm42d at %s", path);
     llm42_io_close(io);
-    return BENCH_UNREACHABLE;
+    return r == BENCH_INTERRUPTED ? r : BENCH_UNREACHABLE;
 }
 
 /* Collects the parts of one answer. */

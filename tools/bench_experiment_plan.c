@@ -6,7 +6,7 @@
 #include "tools/bench_client.h"
 #include "tools/bench_experiment.h"
 
-enum { PLAN_RUNS_MAX = 100000, GRID_MAX = 1024 /* rows of a pass, in the grid of ablation */ };
+enum { PLAN_RUNS_MAX = 20000, GRID_MAX = 1024 /* rows of a pass, in the grid of ablation */ };
 
 const char *const bench_experiment_names[BENCH_EXPERIMENTS] = {"join",     "spans",   "window",
                                                                "ablation", "offline", "online"};
@@ -139,9 +139,24 @@ struct making {
     bool recorded;
 };
 
+static bool same(const struct bench_run *a, const struct bench_run *b) {
+    return a->system == b->system && a->share == b->share && a->arrivals == b->arrivals &&
+           a->rate == b->rate && a->window == b->window && a->group == b->group &&
+           a->mismatch_ppm == b->mismatch_ppm && a->n_requests == b->n_requests &&
+           a->repeat == b->repeat && strcmp(a->workload, b->workload) == 0;
+}
+
 static int add(struct making *m, const struct bench_run *run) {
     struct bench_plan *p = m->plan;
+    char key[BENCH_KEY_BYTES];
     struct bench_run *more;
+
+    for (uint32_t i = 0; i < p->n; i++)
+        if (same(&p->runs[i], run)) {
+            bench_run_key(run, key);
+            bench_say("the lists ask twice for %s", key);
+            return BENCH_USAGE;
+        }
 
     if (p->n == PLAN_RUNS_MAX) {
         bench_say("the lists ask for over %d runs", PLAN_RUNS_MAX);
