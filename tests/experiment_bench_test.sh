@@ -110,6 +110,11 @@ check "$csv" "len(rows) == 18 and all(r['digests_equal'] for r in rows)"
 expect 0 "24 runs; 18 were there, 6 done" offline --shares 0,50,100
 check "$csv" "len(rows) == 24 and len(of(share=100, system='auto')) == 2"
 
+exec 9<"$csv"
+flock 9
+expect 2 "x/offline.csv: another llm42-bench is at work on it" offline
+exec 9<&-
+
 # ---- A reference that is not what is answered voids the run ----
 mkdir "$dir/v"
 void() { x offline --out "$dir/v" --requests 4 --workloads fixed:200/100 --systems nondet,canonical "$@"; }
@@ -216,6 +221,20 @@ grep -q 'gnuplot is not there: no pictures' "$dir/x/index.html" || fail "no word
 for words in '<td>0.688</td>' '<h2>join</h2>' '<h2>online</h2>' 'of nondet, in the paper'; do
     grep -qF "$words" "$dir/x/index.html" || fail "the page has no $words"
 done
+# Medians, spread and ratios of two repeats, computed here once more.
+expect 0 "r/index.html" "$bench" report "$dir/r"
+n=$((n + 1))
+python3 - "$dir/r" <<'EOF' || fail "the page's figures are not those of the rows"
+import csv, statistics, sys
+rows = list(csv.DictReader(l for l in open(sys.argv[1] + '/online.csv') if l[0] != '#'))
+page = open(sys.argv[1] + '/index.html').read()
+of = lambda s: [float(r['total_tok_s']) for r in rows if r['system'] == s]
+a, n = of('auto'), of('nondet')
+m = statistics.median
+assert len(a) == 2 and a[0] != a[1]
+assert f'<td>{m(a):.5g} <small>{min(a):.5g} to {max(a):.5g}</small></td>' in page
+assert f'<td>{m(a) / m(n):.3f}</td>' in page
+EOF
 if gnuplot --version >/dev/null 2>&1; then
     expect 0 "x/index.html" "$bench" report "$dir/x"
     expect 0 "well formed" well_formed "$dir"/x/*.svg "$dir/x/index.html"

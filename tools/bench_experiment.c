@@ -215,6 +215,7 @@ int bench_experiment(const struct bench_options *o) {
     if (r != BENCH_OK) return r;
     s = calloc(1, sizeof(*s));
     if (!s) return BENCH_FAILED;
+    s->lock_fd = -1;
     bench_daemon_signals();
     r = bench_plan_make(o, e, &s->plan);
     if (r == BENCH_OK) r = folder_make(o->out);

@@ -1,9 +1,11 @@
 #include "tools/bench_experiment_session.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -233,6 +235,18 @@ static int tail_cut(const char *path) {
     return BENCH_FAILED;
 }
 
+/* Two programs at once would run the same runs, and each disturb the other's. */
+static int lock(struct bench_session *s) {
+    s->lock_fd = open(s->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (s->lock_fd >= 0 && flock(s->lock_fd, LOCK_EX | LOCK_NB) == 0) return BENCH_OK;
+    if (errno != EWOULDBLOCK) {
+        bench_say("%s: %s", s->path, strerror(errno));
+        return BENCH_FAILED;
+    }
+    bench_say("%s: another llm42-bench is at work on it", s->path);
+    return BENCH_USAGE;
+}
+
 int bench_session_open(const struct bench_options *o, struct bench_session *s) {
     int r;
 
@@ -241,13 +255,14 @@ int bench_session_open(const struct bench_options *o, struct bench_session *s) {
     s->daemon.notify_fd = -1;
     snprintf(s->path, sizeof(s->path), "%.4000s/%s.csv", o->out,
              bench_experiment_names[s->plan.experiment]);
-    r = tail_cut(s->path);
+    r = lock(s);
+    if (r == BENCH_OK) r = tail_cut(s->path);
     if (r == BENCH_OK) r = asked(s);
     if (r == BENCH_OK) r = bench_table_read(s->path, &s->table);
     s->begun = s->table.n_columns > 0;
     if (r == BENCH_OK && !s->begun) { /* conditions alone: it ended before its first row */
         bench_table_close(&s->table);
-        if (truncate(s->path, 0) < 0 && errno != ENOENT) {
+        if (ftruncate(s->lock_fd, 0) < 0) {
             bench_say("%s: %s", s->path, strerror(errno));
             r = BENCH_FAILED;
         }
@@ -261,6 +276,7 @@ void bench_session_close(struct bench_session *s) {
     bench_workload_close(&s->workload);
     bench_reference_close(&s->reference);
     free(s->text_ids);
+    if (s->lock_fd >= 0) close(s->lock_fd);
 }
 
 /* ---- The daemon ---- */

@@ -14,6 +14,7 @@ struct bench_session {
     const struct bench_options *o;
     struct bench_plan plan;
     char path[4096];                                                   /* of the CSV file */
+    int lock_fd;                                                       /* on it, locked */
     struct bench_table table;                                          /* as it was */
     char asked[BENCH_CONDITIONS_BYTES], found[BENCH_CONDITIONS_BYTES]; /* # lines */
     bool begun;                                                        /* the file has its names */
@@ -33,7 +34,8 @@ struct bench_session {
     struct bench_reference reference;
 };
 
-/* Reads the file that is there: -USAGE where it was made otherwise.  s->plan stands. */
+/* Takes the file for itself and reads it: BENCH_USAGE where it was made otherwise, or another
+ * program is at work on it.  s->plan stands, lock_fd is -1. */
 int bench_session_open(const struct bench_options *o, struct bench_session *s);
 void bench_session_close(struct bench_session *s);
 
