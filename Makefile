@@ -115,12 +115,17 @@ $(BUILD)/llm42-bench $(BUILD)/gpu/llm42-bench: $(patsubst %.c,$(BUILD)/%.o,$(wil
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) $^ $(LIBS) -o $@
 
-$(BUILD)/%.o: %.c
+# Other flags, or a toolkit that came or went: everything is compiled again.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(ALL_CFLAGS)' | cmp -s - $@ || echo '$(CC) $(ALL_CFLAGS)' > $@
+
+$(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -DLLM42_VERSION='"$(VERSION)"' -MMD -MP -c $< -o $@
 
 # Which commit this is, in one file, so that a commit does not rebuild the rest.
-$(BUILD)/daemon/version.o: ALL_CFLAGS += -DLLM42_COMMIT='"$(COMMIT)"'
+$(BUILD)/daemon/version.o: private ALL_CFLAGS += -DLLM42_COMMIT='"$(COMMIT)"'
 $(BUILD)/daemon/version.o: $(wildcard .git/HEAD .git/refs/heads/*)
 
 # The exp2 table of attention weights is part of the program (SPEC 2.7).

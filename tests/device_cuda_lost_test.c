@@ -219,8 +219,9 @@ static int in_child(const char *name, void (*run)(void)) {
         exit(n_failed ? 1 : 0);
     }
     if (pid < 0 || waitpid(pid, &status, 0) != pid) return 1;
-    printf("   %llu ms\n", (unsigned long long)(now_ms() - from));
     if (WIFSIGNALED(status)) return -WTERMSIG(status);
+    if (WEXITSTATUS(status) == SKIPPED) return SKIPPED; /* the reason stays the last line */
+    printf("   %llu ms\n", (unsigned long long)(now_ms() - from));
     return WEXITSTATUS(status);
 }
 

@@ -45,8 +45,11 @@ static const char kernel[] =
     "    s += num_fma(a, b, s) + num_sqrt(a) + num_min(a, b) + num_max(a, b);\n"
     "    s += num_from_bf16(num_to_bf16(b)) + num_pow2((int)n[i]) + a / b;\n"
     "    s += num_exp2(a) + num_log2(b) + num_exponential(n[i]) + num_silu(a);\n"
+    "    unsigned word[4];\n"
+    "\n"
+    "    num_random4(n[i] * 77ull, n[i + 1], i, word);\n"
     "    y[i] = s;\n"
-    "    m[i] = num_random(n[i] * 77ull, n[i + 1], i);\n"
+    "    m[i] = num_random(n[i] * 77ull, n[i + 1], i) + word[n[i] % 4];\n"
     "}\n";
 
 static const char product_kernel[] =

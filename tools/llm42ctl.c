@@ -25,7 +25,7 @@ static const struct verb {
     {"tokenize", CTL_TOKENIZE, ctl_tokenize, 1, "[TEXT|-]", "print the token ids of a text"},
     {"detokenize", CTL_DETOKENIZE, ctl_detokenize, -1, "[ID...]", "print the text of token ids"},
     {"status", CTL_STATUS, ctl_info, 0, "", "what the daemon is doing"},
-    {"info", CTL_INFO, ctl_info, 0, "", "what the daemon is: model, device, settings, counters"},
+    {"info", CTL_INFO, ctl_info, 0, "", "what the daemon is: model, device, limits, settings"},
     {"schedules", CTL_SCHEDULES, ctl_info, 0, "", "the orders of addition in use"},
     {"cancel", CTL_CANCEL, ctl_cancel, 1, "ID", "end a request by its server-wide id"},
     {"replay", CTL_REPLAY, ctl_replay, 1, "RECEIPT", "ask a receipt's request again, compare bits"},
