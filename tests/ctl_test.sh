@@ -145,6 +145,11 @@ print(json.dumps({"tokens": ids + a["tokens"]}))' "$dir/a" "$dir/ids" >"$dir/f"
 same "score and generate" "$(python3 -c 'import json, sys
 a, s = json.load(open(sys.argv[1])), json.load(open(sys.argv[2]))
 print(s["logprob_bits"][-12:] == a["logprob_bits"], s["logprobs"][0])' "$dir/a" "$dir/score")" "True None"
+"$ctl" score --json --logprobs 3 "The king" >"$dir/score3"
+same "score with the most probable" "$(python3 -c 'import json, sys
+s = json.load(open(sys.argv[1]))
+print([len(t) for t in s["top_logprobs"][1:]] == [3] * (len(s["tokens"]) - 1),
+      [t[0]["id"] for t in s["top_logprobs"][1:]] == s["top_ids"][1:])' "$dir/score3")" "True True"
 expect 3 "too_long" "$ctl" score "$(printf 'word %.0s' {1..5000})"
 
 # ---- files: in their order, each as it is alone ----

@@ -89,11 +89,14 @@ static json_t *timings(const struct wire_done *d) {
     return j;
 }
 
-static json_t *top(const struct receipt *t, size_t token) {
+/* The most probable ids of a place, of the output or of the prompt. */
+static json_t *top(const struct receipt *t, bool prompt, size_t token) {
+    const uint32_t n = prompt ? receipt_n_prompt_top(t) : receipt_n_top(t);
     json_t *j = json_array();
 
-    for (uint32_t place = 1; place <= receipt_n_top(t); place++) {
-        struct wire_logprob p = receipt_at(t, token, place);
+    for (uint32_t place = 1; place <= n; place++) {
+        struct wire_logprob p =
+            prompt ? receipt_prompt_at(t, token, place) : receipt_at(t, token, place);
         json_t *one = json_object();
 
         set(one, "id", json_integer(p.id));
@@ -126,7 +129,7 @@ json_t *ctl_json_job(const struct ctl_job *job) {
         json_array_append_new(ids, json_integer(t->ids.values[i]));
         json_array_append_new(logprobs, receipt_value_real(receipt_value_float(p.bits)));
         json_array_append_new(bits, receipt_value_bits(p.bits));
-        if (receipt_n_top(t)) json_array_append_new(tops, top(t, i));
+        if (receipt_n_top(t)) json_array_append_new(tops, top(t, false, i));
     }
     j = json_object();
     set(j, "text", receipt_value_text(t->text.bytes, t->text.n));
@@ -150,10 +153,11 @@ json_t *ctl_json_job(const struct ctl_job *job) {
 
 json_t *ctl_json_score(const struct ctl_job *job) {
     const struct receipt *t = &job->receipt;
-    json_t *j, *ids, *logprobs, *bits, *tops;
+    json_t *j, *ids, *logprobs, *bits, *first, *tops;
 
     if (!t->done) return failed(t);
-    ids = json_array(), logprobs = json_array(), bits = json_array(), tops = json_array();
+    ids = json_array(), logprobs = json_array(), bits = json_array(), first = json_array();
+    tops = json_array();
     for (size_t i = 0; i < t->prompt.n; i++) {
         struct wire_logprob p = i > 0 ? receipt_prompt_at(t, i, 0) : (struct wire_logprob){0};
 
@@ -161,13 +165,15 @@ json_t *ctl_json_score(const struct ctl_job *job) {
         json_array_append_new(logprobs,
                               i ? receipt_value_real(receipt_value_float(p.bits)) : json_null());
         json_array_append_new(bits, i ? receipt_value_bits(p.bits) : json_null());
-        json_array_append_new(tops, i ? json_integer(receipt_prompt_at(t, i, 1).id) : json_null());
+        json_array_append_new(first, i ? json_integer(receipt_prompt_at(t, i, 1).id) : json_null());
+        json_array_append_new(tops, i ? top(t, true, i) : json_null());
     }
     j = json_object();
     set(j, "tokens", ids);
     set(j, "logprobs", logprobs);
     set(j, "logprob_bits", bits);
-    set(j, "top_ids", tops);
+    set(j, "top_ids", first);
+    set(j, "top_logprobs", tops);
     set(j, "digest", receipt_value_hex(t->end.digest, WIRE_DIGEST_BYTES));
     set(j, "fingerprint", receipt_value_hex(t->end.fingerprint, WIRE_DIGEST_BYTES));
     set(j, "usage", usage(&t->end));
