@@ -77,7 +77,9 @@ install: $(programs) $(BUILD)/libllm42.a $(pages:docs/%.scd=$(BUILD)/man/%) ## u
 	    install -m 644 $(BUILD)/$$unit $(DESTDIR)$(PREFIX)/lib/systemd/system/ || exit 1; done
 	$(Q)install -m 644 systemd/llm42d.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/llm42d.conf
 	$(Q)install -m 644 systemd/llm42d.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/llm42d.conf
-	$(Q)install -m 644 systemd/llm42d.conf systemd/llm42d-cuda.conf $(DESTDIR)$(PREFIX)/lib/llm42/
+	$(Q)install -m 644 systemd/llm42d.conf $(DESTDIR)$(PREFIX)/lib/llm42/
+	$(Q)sed 's|/usr/lib/llm42|$(PREFIX)/lib/llm42|' systemd/llm42d-cuda.conf > $(BUILD)/llm42d-cuda.conf
+	$(Q)install -m 644 $(BUILD)/llm42d-cuda.conf $(DESTDIR)$(PREFIX)/lib/llm42/
 	$(Q)install -m 644 systemd/llm42ctl.bash-completion \
 	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/llm42ctl
 	$(Q)for page in $(notdir $(pages:.scd=)); do \

@@ -350,8 +350,10 @@ static void fragments_add(struct reading *r, const char *folder, struct fragment
 }
 
 static void read_chain(struct reading *r, const char *root) {
-    static const char *const files[] = {"/usr/lib/llm42/llm42d.conf", "/etc/llm42/llm42d.conf"};
+    static const char *const files[] = {
+        "/usr/lib/llm42/llm42d.conf", "/usr/local/lib/llm42/llm42d.conf", "/etc/llm42/llm42d.conf"};
     static const char *const folders[] = {"/usr/lib/llm42/llm42d.conf.d",
+                                          "/usr/local/lib/llm42/llm42d.conf.d",
                                           "/run/llm42/llm42d.conf.d", "/etc/llm42/llm42d.conf.d"};
     char path[PATH_MAX];
     uint32_t n_all = 0;

@@ -185,6 +185,7 @@ static void test_chain(void **state) {
     (void)state;
     assert_non_null(mkdtemp(root));
     put_file(root, "/usr/lib/llm42/llm42d.conf", MODEL "[engine]\nwindow=1\ngroup=1\n");
+    put_file(root, "/usr/local/lib/llm42/llm42d.conf", "[engine]\ngroup=6\nmax_queue=7\n");
     put_file(root, "/etc/llm42/llm42d.conf", "[engine]\nwindow=2\nmax_queue=2\n");
     put_file(root, "/usr/lib/llm42/llm42d.conf.d/20-a.conf", "[engine]\nwindow=3\n");
     put_file(root, "/run/llm42/llm42d.conf.d/10-b.conf", "[engine]\nwindow=4\nmax_queue=4\n");
@@ -193,7 +194,7 @@ static void test_chain(void **state) {
     assert_int_equal(config_load(&s, &c, &origin, stderr), 0);
     assert_int_equal(c.window, 5); /* by name, not by folder; etc hides usr */
     assert_int_equal(c.max_queue, 4);
-    assert_int_equal(c.group, 1);
+    assert_int_equal(c.group, 6);
     assert_int_equal(c.step_tokens, 64);
 
     FILE *out = open_memstream(&text, &n_text);

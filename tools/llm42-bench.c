@@ -367,13 +367,19 @@ static int take(struct bench_options *o, int flag, const char *name, const char 
     }
 }
 
-/* llm42d in the folder that this program is in. */
-static const char *daemon_beside(const char *program) {
+/* llm42d in the folder that this program is in, as built, or where it is installed beside that. */
+static const char *daemon_beside(void) {
     static char path[4096];
-    const char *slash = strrchr(program, '/');
+    char program[4000];
+    const ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    char *slash;
 
+    program[n < 0 ? 0 : n] = '\0';
+    slash = strrchr(program, '/');
     if (!slash) return "/usr/sbin/llm42d";
-    snprintf(path, sizeof(path), "%.*s/llm42d", (int)(slash - program), program);
+    *slash = '\0';
+    snprintf(path, sizeof(path), "%s/llm42d", program);
+    if (access(path, X_OK) < 0) snprintf(path, sizeof(path), "%s/../sbin/llm42d", program);
     return path;
 }
 
@@ -415,7 +421,7 @@ int main(int argc, char **argv) {
     struct bench_options o = {.model = "tests/data/verse-4m",
                               .policy = "canonical",
                               .socket = socket && *socket ? socket : "/run/llm42/llm42d.sock",
-                              .daemon = daemon_beside(argv[0]),
+                              .daemon = daemon_beside(),
                               .concurrency = 16,
                               .max_tokens = 64,
                               .share = 0.5,
