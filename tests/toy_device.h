@@ -30,7 +30,8 @@ struct toy_row {
 
 /* What a test wants otherwise; all may be left out. */
 struct toy_hooks {
-    bool steady; /* dirt shows in the logprobs, never in the tokens */
+    bool steady;     /* dirt shows in the logprobs, never in the tokens */
+    bool keeps_dirt; /* keys and values that a tuned step left are not written again */
     /* The token of a wanted row, of any step; `position` is where it would stand. */
     uint32_t (*token)(void *context, const struct device_want *want, uint32_t position,
                       uint32_t token);
@@ -158,7 +159,11 @@ static int toy_attn_in(struct device *dev, uint32_t layer, const struct schedule
     for (uint32_t i = 0; i < t->n_rows; i++) {
         struct toy_kv *kv = toy_at(t, &t->rows[i], t->rows[i].position);
 
-        kv->token = (uint32_t)toy_mix(t->rows[i].token, t->rows[i].position) & 0x7fffffff;
+        const uint32_t token =
+            (uint32_t)toy_mix(t->rows[i].token, t->rows[i].position) & 0x7fffffff;
+
+        if (t->hooks.keeps_dirt && kv->token == token && kv->dirt) continue;
+        kv->token = token;
         kv->dirt = t->tuned ? t->n_rows : 0;
     }
     return 0;
