@@ -21,6 +21,7 @@
 #include "daemon/notify.h"
 #include "daemon/version.h"
 #include "daemon/wire.h"
+#include "runtime/cpu_pool.h"
 #include "runtime/device.h"
 #include "runtime/device_cuda.h"
 #include "runtime/engine.h"
@@ -45,7 +46,6 @@ enum {
     LOADING_EXTEND_S = 5, /* between two requests for more time to start.. */
     LOADING_S_MAX = 600,  /* ..so long at most: a load that hangs must not last for ever */
     FDS_SPARE = 64,       /* descriptors beside those of connections */
-    THREADS_MAX = 256,
     CPU_STEP_TOKENS = 256,
     CUDA_STEP_TOKENS = 1024,
     CUDA_LOGIT_ROWS = 256, /* the head's weights are read once for as many */
@@ -280,10 +280,7 @@ static int exit_code_of_start(int r, bool is_cuda) {
 }
 
 static uint32_t threads_of(const struct config *c) {
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-
-    if (c->threads) return c->threads;
-    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : (uint32_t)n;
+    return c->threads ? c->threads : cpu_pool_processors(CPU_POOL_THREADS_MAX);
 }
 
 /* The device, which has shown on built-in models that it computes the contract's bits. */

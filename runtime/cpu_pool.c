@@ -132,6 +132,12 @@ static int start_thread(struct cpu_pool *p, uint32_t thread) {
     return r;
 }
 
+uint32_t cpu_pool_processors(uint32_t most) {
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return n < 1 ? 1 : (unsigned long)n < most ? (uint32_t)n : most;
+}
+
 int cpu_pool_open(uint32_t n_threads, struct cpu_pool **out_pool, struct err *e) {
     struct cpu_pool *p;
 

@@ -20,6 +20,9 @@ enum { CPU_POOL_THREADS_MAX = 256 };
 /* `thread` is below cpu_pool_threads, and no two items run at once with the same one. */
 typedef void cpu_pool_item(void *ctx, uint32_t item, uint32_t thread);
 
+/* Processors that threads may have, 1 .. most. */
+uint32_t cpu_pool_processors(uint32_t most);
+
 int cpu_pool_open(uint32_t n_threads, struct cpu_pool **out_pool, struct err *e);
 void cpu_pool_close(struct cpu_pool *pool);
 

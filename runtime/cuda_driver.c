@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/cpu_pool.h"
 #include "runtime/err.h"
 #include "runtime/jit.h"
 #include "runtime/kernels.h"
@@ -158,7 +159,7 @@ static void *compile_some(void *ctx) {
 
 static int compile_all(struct compilers *c) {
     pthread_t threads[COMPILERS_MAX];
-    long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const int n_cores = (int)cpu_pool_processors(COMPILERS_MAX + 1);
     int n = 0;
 
     while (n < COMPILERS_MAX && n + 1 < n_cores && (uint32_t)n + 1 < kernels_count()) {

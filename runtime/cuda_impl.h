@@ -55,13 +55,13 @@ struct cuda_op {
     struct schedule s; /* its padding is zero: ops are compared as bytes */
 };
 
-/* Whole steps as they were recorded: by rows, attention's plan, and the stages asked for. */
+/* Whole steps as they were seen, and from the second time on recorded: by rows, attention's plan, and the stages asked for. */
 struct cuda_graph {
     struct cuda_attn_plan plan;
     uint32_t n_rows, n_ops; /* n_rows 0: none */
     struct cuda_op *ops;    /* [n_ops_max] */
-    CUgraphExec exec;
-    uint64_t used; /* when last */
+    CUgraphExec exec;       /* NULL: seen once */
+    uint64_t used;          /* when last */
 };
 
 struct cuda_queue {

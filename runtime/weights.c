@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/assert.h"
+#include "runtime/cpu_pool.h"
 #include "runtime/document.h"
 #include "runtime/err.h"
 #include "runtime/file.h"
@@ -494,12 +495,9 @@ static void *make_some(void *arg) {
 /* Seconds of one processor for a large model: all of them help, where they can. */
 static void make_up(const struct weights_rule *rule, uint64_t n, uint16_t *out_values) {
     struct making parts[MAKERS_MAX];
-    const long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n_parts = n_processors < 1 ? 1 : (uint32_t)n_processors;
+    const uint32_t n_parts = n < MAKE_ALONE ? 1 : cpu_pool_processors(MAKERS_MAX);
     uint64_t share;
 
-    if (n_parts > MAKERS_MAX) n_parts = MAKERS_MAX;
-    if (n < MAKE_ALONE) n_parts = 1;
     share = (n / n_parts + 4) / 4 * 4;
     for (uint32_t i = 0; i < n_parts; i++) {
         parts[i] = (struct making){.rule = rule, .values = out_values};

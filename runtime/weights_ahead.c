@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "runtime/assert.h"
+#include "runtime/cpu_pool.h"
 #include "runtime/err.h"
 #include "runtime/model_tensor.h"
 #include "runtime/weights.h"
@@ -107,9 +107,8 @@ static int list_places(struct weights_ahead *a, const struct model *m, struct er
 
 int weights_ahead_open(struct weights *w, const struct model *m, struct weights_ahead **out_ahead,
                        struct err *e) {
-    const long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+    const uint32_t n_threads = cpu_pool_processors(THREADS_MAX);
     struct weights_ahead *a = calloc(1, sizeof(*a));
-    uint32_t n_threads = n_processors < 1 ? 1 : (uint32_t)n_processors;
     int r;
 
     if (!a) return err_set(e, -ENOMEM, "weights: no memory to read ahead");
@@ -120,7 +119,6 @@ int weights_ahead_open(struct weights *w, const struct model *m, struct weights_
         weights_ahead_close(a);
         return r;
     }
-    if (n_threads > THREADS_MAX) n_threads = THREADS_MAX;
     while (a->n_threads < n_threads &&
            pthread_create(&a->threads[a->n_threads], NULL, reader_main, a) == 0)
         a->n_threads++;

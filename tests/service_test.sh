@@ -13,27 +13,10 @@ socket=$dir/data admin=$dir/admin
 pid='' failed=0 passed=0 helpers=()
 client() { python3 tests/service.py "$@"; }
 
-finish() {
-    for p in $pid "${helpers[@]}"; do kill -KILL "$p" 2> /dev/null; done
-    wait 2> /dev/null
-    rm -rf "$dir"
-}
+# shellcheck source=tests/shell_checks.sh
+. tests/shell_checks.sh
 trap finish EXIT
 
-is() { # what, wanted, got
-    if [ "$2" = "$3" ]; then passed=$((passed + 1)); return; fi
-    echo "FAIL: $1: wanted '$2', got '$3'"
-    failed=$((failed + 1))
-}
-has() { # what, pattern, file
-    if grep -q -- "$2" "$3"; then passed=$((passed + 1)); return; fi
-    echo "FAIL: $1: no '$2' in:"; tail -20 "$3"
-    failed=$((failed + 1))
-}
-until_true() { # command...; 15 s at most
-    for _ in $(seq 300); do "$@" > /dev/null 2>&1 && return 0; sleep 0.05; done
-    return 1
-}
 settings=(--set "model.path=$model" --set "server.socket=$socket" --set "server.admin_socket=$admin"
     --set engine.threads=1 --set server.slow_client_timeout=60s)
 

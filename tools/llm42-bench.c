@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/cpu_pool.h"
 #include "tools/bench_client.h"
 
 enum {
@@ -205,10 +206,7 @@ static int real(const char *name, const char *text, double max, double *out) {
 }
 
 uint32_t bench_threads(const struct bench_options *o) {
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-
-    if (o->n_threads) return o->n_threads;
-    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : (uint32_t)n;
+    return o->n_threads ? o->n_threads : cpu_pool_processors(THREADS_MAX);
 }
 
 /* Counts of rows, commas between. */
