@@ -75,7 +75,7 @@ static const struct key keys[] = {
     {"server", "hello_timeout", TIME, AT(hello_timeout_ms), 10, 600000, "10s", {0}},
     {"server", "slow_client_timeout", TIME, AT(slow_client_timeout_ms), 10, 3600000, "60s", {0}},
     {"server", "drain_timeout", TIME, AT(drain_timeout_ms), 0, 3600000, "30s", {0}},
-    {"server", "output_bytes", BYTES, AT(output_bytes), 256 << 10, 64 << 20, "1M", {0}},
+    {"server", "output_bytes", BYTES, AT(output_bytes), 256 << 10, 64 << 20, "4M", {0}},
     {"log", "level", WORD, AT(level), 0, 3, "info", {"error", "warning", "info", "debug"}},
     {"log", "payload", BOOL, AT(payload), 0, 1, "no", {0}},
 };

@@ -51,10 +51,15 @@ bool out_still(const struct out *o) {
     return out_used(o) == 0 && o->reserved == 0;
 }
 
-bool out_reserve(struct out *o, uint64_t n_bytes) {
-    uint64_t taken = out_used(o) + o->reserved + n_bytes;
+uint64_t out_budget(const struct out *o) {
+    const uint64_t most = o->n_max - OUT_ANSWERS_BYTES, used = out_used(o);
+    const uint64_t room = used < most ? most - used : 0;
 
-    if (o->credit < o->reserved + n_bytes || taken > o->n_max - OUT_ANSWERS_BYTES) return false;
+    return o->credit < room ? o->credit : room;
+}
+
+bool out_reserve(struct out *o, uint64_t n_bytes) {
+    if (o->reserved + n_bytes > out_budget(o)) return false;
     o->reserved += n_bytes;
     return true;
 }

@@ -46,6 +46,8 @@ void out_put(struct out *o, size_t n_bytes);
 /* Nothing is to be sent and nothing is on its way from the engine. */
 bool out_still(const struct out *o);
 
+/* What stream frames may take in all, that which is reserved included. */
+uint64_t out_budget(const struct out *o);
 /* Room and credit for n bytes of stream frames: false, and nothing changed, where either lacks. */
 bool out_reserve(struct out *o, uint64_t n_bytes);
 /* Gives back what was reserved, whether or not it was used. */

@@ -387,21 +387,36 @@ static bool final_pump(struct request_owner *o, struct request *r) {
     return true;
 }
 
-/* Another few events for r: true if it needs none or got some. */
-static bool grant_pump(struct request_owner *o, struct request *r, bool *out_got) {
-    uint32_t n = REQUEST_GRANT_STEP;
+/* Whether events of r are to come: what waits in the engine's queue must not hold what those that
+ * run need. */
+static bool takes_grants(const struct request *r) {
+    return r->state == LIVE && !r->echo && r->started;
+}
 
-    if (r->n_granted >= REQUEST_GRANT_LOW) return true;
+uint32_t request_share(uint64_t budget, uint32_t n_takers, uint32_t event_bytes) {
+    const uint64_t n = budget / 2 / n_takers / event_bytes;
+
+    return n < 1 ? 1 : n > REQUEST_GRANT_MAX ? REQUEST_GRANT_MAX : (uint32_t)n;
+}
+
+/* Up to its share again where less than half of it is left: false if it stands still. */
+static bool grant_pump(struct request_owner *o, struct request *r, uint64_t budget,
+                       uint32_t n_takers) {
+    const uint32_t share = request_share(budget, n_takers, r->event_bytes);
+    uint32_t n;
+
+    if (r->n_granted > share / 2) return true;
+    n = share - r->n_granted;
     while (n && !out_reserve(&o->out, (uint64_t)n * r->event_bytes)) n /= 2;
     if (n == 0) return r->n_granted > 0;
     r->n_granted += n;
     engine_grant(o->serve->engine, r->handle, n);
-    *out_got = true;
     return true;
 }
 
 void request_pump(struct request_owner *o) {
-    bool got = true;
+    const uint64_t budget = out_budget(&o->out);
+    uint32_t n_takers = 0;
 
     /* A request that goes is replaced by the last of the list, which is looked at next. */
     for (uint32_t i = 0; i < o->n_requests;) {
@@ -411,15 +426,11 @@ void request_pump(struct request_owner *o) {
         if (!gone) i++;
     }
     o->starved = false;
-    while (got) {
-        got = false;
-        for (uint32_t i = 0; i < o->n_requests; i++) {
-            struct request *r = o->requests[(o->turn + i) % o->n_requests];
+    for (uint32_t i = 0; i < o->n_requests; i++) n_takers += takes_grants(o->requests[i]);
+    for (uint32_t i = 0; i < o->n_requests; i++) {
+        struct request *r = o->requests[(o->turn + i) % o->n_requests];
 
-            /* What waits in the engine's queue must not hold what those that run need. */
-            if (r->state != LIVE || r->echo || !r->started) continue;
-            if (!grant_pump(o, r, &got)) o->starved = true;
-        }
+        if (takes_grants(r) && !grant_pump(o, r, budget, n_takers)) o->starved = true;
     }
     if (o->n_requests) o->turn = (o->turn + 1) % o->n_requests;
 }

@@ -26,8 +26,7 @@ enum {
     REQUEST_PROMPTS_BYTES_MAX = 64 << 20, /* on their way, all connections together */
     REQUEST_BATCH_TOKENS = 64,            /* of one frame */
     REQUEST_BATCH_TEXT_BYTES = 2048,
-    REQUEST_GRANT_LOW = 128, /* events granted and not yet come: below, more are granted.. */
-    REQUEST_GRANT_STEP = 64, /* ..so many at a time, each request of a connection in turn */
+    REQUEST_GRANT_MAX = 128, /* events granted and not yet come, where the share allows it */
 };
 
 /* Events of one request in a row, on their way to become one frame of each kind. */
@@ -95,6 +94,10 @@ uint64_t request_due_us(const struct request_owner *o);
 bool request_expire(struct request_owner *o, uint64_t now_us);
 /* Idempotent; answered by DONE (cancelled) unless it is over already. */
 void request_cancel(struct request_owner *o, struct request *r);
+/* Events that one of n_takers (1 and more) may have on their way: an equal part of half of the
+ * connection's budget, so that those who come later find some, at least 1, at most
+ * REQUEST_GRANT_MAX. */
+uint32_t request_share(uint64_t budget, uint32_t n_takers, uint32_t event_bytes);
 /* Sends what waited for room, grants what there is credit for. */
 void request_pump(struct request_owner *o);
 /* The client will send nothing more: prompts that are not whole never will be.  They are dropped. */

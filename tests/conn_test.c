@@ -937,6 +937,27 @@ static void test_grants_come_back(void **state) {
     side_close(s);
 }
 
+/* Several on one connection: none takes what the others need to move on, however early it came. */
+static void test_equal_shares(void **state) {
+    enum { N = 4, N_BYTES = 500, STEPS = 8 }; /* bytes: more than an event may take */
+    struct side *s = side_open(CONN_DATA);
+
+    (void)state;
+    assert_int_equal(request_share(N_BYTES * 64 * 20, 20, N_BYTES), 32);
+    assert_int_equal(request_share(N_BYTES, 20, N_BYTES), 1);
+    assert_int_equal(request_share(UINT64_MAX, 1, N_BYTES), REQUEST_GRANT_MAX);
+    config.max_requests_per_connection = N;
+    say_hello(s, N * STEPS * N_BYTES);
+    for (uint64_t id = 1; id <= N; id++) begin(s, id, 250);
+    turn(s);
+    for (uint32_t step = 1; step <= STEPS; step++) {
+        fake_step(1);
+        turn(s);
+        for (int i = 0; i < N; i++) assert_int_equal(fake.slots[i].n_output, step);
+    }
+    side_close(s);
+}
+
 /* No frame is larger than what the client asked for, however much comes at once. */
 static void test_payload_max(void **state) {
     struct side *s = side_open(CONN_DATA);
@@ -1345,6 +1366,7 @@ int main(void) {
         CASE(test_no_credit_ends),
         CASE(test_queue_holds_nothing),
         CASE(test_grants_come_back),
+        CASE(test_equal_shares),
         CASE(test_payload_max),
         CASE(test_empty_credit),
         CASE(test_prompt_stands_still),
