@@ -43,7 +43,7 @@ static const struct key keys[] = {
     {"engine", "policy", WORD, AT(policy), 0, 2, "canonical", {"canonical", "tuned", "auto"}},
     {"engine", "window", NUMBER, AT(window), 1, 256, "32", {0}},
     {"engine", "group", NUMBER, AT(group), 1, 64, "8", {0}},
-    {"engine", "max_requests", NUMBER, AT(max_requests), 1, 1024, "64", {0}},
+    {"engine", "max_requests", NUMBER, AT(max_requests), 0, 1024, "0", {0}},
     {"engine", "max_queue", NUMBER, AT(max_queue), 0, 1023, "256", {0}},
     {"engine", "context", NUMBER, AT(context), 0, 1 << 20, "0", {0}},
     {"engine", "kv_tokens", NUMBER, AT(kv_tokens), 0, 1 << 30, "0", {0}},
@@ -533,13 +533,20 @@ static void presets(struct config *c) {
     }
 }
 
+uint32_t config_max_requests(const struct config *c) {
+    if (c->max_requests) return c->max_requests;
+    return c->device == CONFIG_DEVICE_CUDA ? CONFIG_REQUESTS_CUDA : CONFIG_REQUESTS_CPU;
+}
+
 /* What no single key can tell. */
 static void check_whole(struct reading *r, const struct config *c) {
+    const uint32_t n_requests = config_max_requests(c) + c->max_queue;
+
     r->n_files = 0;
     if (!c->model_path) fault(r, 0, "model.path is not set");
-    if (c->max_requests + c->max_queue > ENGINE_REQUESTS_MAX)
-        fault(r, 0, "engine.max_requests + engine.max_queue is %u, the limit is %d",
-              c->max_requests + c->max_queue, (int)ENGINE_REQUESTS_MAX);
+    if (n_requests > ENGINE_REQUESTS_MAX)
+        fault(r, 0, "engine.max_requests + engine.max_queue is %u, the limit is %d", n_requests,
+              (int)ENGINE_REQUESTS_MAX);
     if (c->socket && c->admin_socket && strcmp(c->socket, c->admin_socket) == 0)
         fault(r, 0, "server.socket and server.admin_socket are the same path");
 }

@@ -21,6 +21,8 @@ enum {
     CONFIG_FILES_MAX = 64,
     CONFIG_SETS_MAX = 64,
     CONFIG_PATH_BYTES_MAX = 107, /* of a socket: sun_path less its zero */
+    CONFIG_REQUESTS_CPU = 64,    /* max_requests where none are set, */
+    CONFIG_REQUESTS_CUDA = 256,  /* by device */
 };
 
 enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
@@ -89,6 +91,8 @@ void config_print(const struct config *c, const struct config_origin *o, FILE *o
 bool config_value(const struct config *c, size_t key, const char **out_section,
                   const char **out_name, char *out_text, size_t n_bytes);
 
+/* Requests at once: max_requests, or what it is for the device where that is 0. */
+uint32_t config_max_requests(const struct config *c);
 /* One text as a file named `name`, for tests and fuzzing: as config_load without defaults files. */
 unsigned config_load_text(const char *name, const char *text, size_t n_bytes,
                           struct config *out_config, FILE *errors);

@@ -306,7 +306,7 @@ static int engine_start(const struct config *c, struct engine_progress *progress
                                .policy = (enum plan_policy)c->policy,
                                .window = c->window,
                                .group = c->group,
-                               .max_requests = c->max_requests,
+                               .max_requests = config_max_requests(c),
                                .max_queue = c->max_queue,
                                .context = c->context,
                                .kv_tokens = c->kv_tokens,

@@ -60,7 +60,7 @@ static const struct {
            "step_tokens=\nmax_queue=99999999999999999999\nthreads=257\n",
      "f:4: engine.window=0: must be a number from 1 to 256\n"
      "f:5: engine.group=65: must be a number from 1 to 64\n"
-     "f:6: engine.max_requests=-1: must be a number from 1 to 1024\n"
+     "f:6: engine.max_requests=-1: must be a number from 0 to 1024\n"
      "f:7: engine.context=1x: must be a number from 0 to 1048576\n"
      "f:8: engine.kv_tokens=0x10: must be a number from 0 to 1073741824\n"
      "f:9: engine.step_tokens=: must be a number from 0 to 2048\n"
@@ -133,12 +133,17 @@ static void test_values(void **state) {
     assert_string_equal(c.admin_socket, "/run/llm42/admin.sock");
     assert_int_equal(c.window, 32);
     assert_int_equal(c.group, 8);
-    assert_int_equal(c.max_requests, 64);
+    assert_int_equal(c.max_requests, 0);
+    assert_int_equal(config_max_requests(&c), 64);
     assert_int_equal(c.max_queue, 256);
     assert_int_equal(c.step_tokens, 0);
     assert_int_equal(c.policy, 0);
     assert_int_equal(c.socket_mode, 0660);
     assert_false(c.payload);
+    config_free(&c);
+    free(errors);
+    assert_int_equal(load_text(MODEL "[engine]\ndevice=cuda\n", &c, &errors), 0);
+    assert_int_equal(config_max_requests(&c), 256);
     config_free(&c);
     free(errors);
     assert_int_equal(load_text(MODEL "[engine]\npolicy = auto ; a comment\nportable=true\n"

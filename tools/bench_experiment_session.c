@@ -292,7 +292,7 @@ int bench_session_daemon_end(struct bench_session *s, bool failed) {
 /* What engine.max_queue may be beside --set engine.max_requests. */
 static uint32_t queue_of(const struct bench_options *o) {
     static const char key[] = "engine.max_requests=";
-    unsigned long n = 64;
+    unsigned long n = 256; /* at most, where it is not said */
 
     for (uint32_t i = 0; i < o->n_sets; i++)
         if (strncmp(o->sets[i], key, sizeof(key) - 1) == 0)
