@@ -51,6 +51,7 @@ static const struct key keys[] = {
     {"engine", "fixed_shape", BOOL, AT(fixed_shape), 0, 1, "no", {0}},
     {"experiment", "certify", BOOL, AT(certify), 0, 1, "yes", {0}},
     {"experiment", "verify", BOOL, AT(verify), 0, 1, "yes", {0}},
+    {"experiment", "fast", WORD, AT(fast), 0, 1, "tuned", {"tuned", "stock"}},
     {"experiment", "mismatch_ppm", NUMBER, AT(mismatch_ppm), 0, 1000000, "0", {0}},
     {"server", "socket", PATH, AT(socket), 1, CONFIG_PATH_BYTES_MAX, "/run/llm42/llm42d.sock", {0}},
     {"server",

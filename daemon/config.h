@@ -53,6 +53,7 @@ struct config {
     bool fixed_shape;
     /* [experiment] */
     bool certify, verify;
+    uint32_t fast; /* enum schedule_set */
     uint32_t mismatch_ppm;
     /* [server] */
     char *socket, *admin_socket;

@@ -14,6 +14,8 @@
 #include "runtime/template.h"
 #include "runtime/token.h"
 
+enum { SAME_KEYS_MIN = 512 };
+
 /* jansson's functions take NULL members and give NULL: one check at the end is enough. */
 
 static json_t *number(uint64_t v) {
@@ -63,12 +65,13 @@ static json_t *limits_json(const struct serve *s) {
 static json_t *options_json(const struct serve *s) {
     const struct engine_options *e = &s->facts->options;
 
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b, s:I}", "policy",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b, s:I, s:s}", "policy",
                      plan_policy_name(e->policy), "window", (json_int_t)e->window, "group",
                      (json_int_t)e->group, "kv_tokens", (json_int_t)e->kv_tokens, "step_tokens",
                      (json_int_t)e->step_tokens, "fixed_shape", (int)e->fixed_shape,
                      "round_weights", (int)e->round_weights, "certify", (int)!e->uncertified,
-                     "verify", (int)!e->unverified, "mismatch_ppm", (json_int_t)e->mismatch_ppm);
+                     "verify", (int)!e->unverified, "mismatch_ppm", (json_int_t)e->mismatch_ppm,
+                     "fast", schedule_set_name(e->fast));
 }
 
 static json_t *all_json(const struct serve *s) {
@@ -98,21 +101,23 @@ static json_t *status_json(const struct serve *s, uint64_t now_us) {
     json_t *o;
 
     engine_stats_get(s->engine, &t);
-    o = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "state",
+    o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "state",
                   s->lost       ? "lost"
                   : s->draining ? "draining"
                                 : "serving",
-                  "policy", plan_policy_name(s->facts->options.policy), "running",
-                  (json_int_t)t.running, "waiting", (json_int_t)t.waiting, "connections",
-                  (json_int_t)s->n_conns, "uptime_us", (json_int_t)(now_us - s->started_us),
-                  "kv_pages", (json_int_t)t.kv_pages, "kv_pages_free", (json_int_t)t.kv_pages_free);
+                  "policy", plan_policy_name(s->facts->options.policy), "fast",
+                  schedule_set_name(s->facts->options.fast), "running", (json_int_t)t.running,
+                  "waiting", (json_int_t)t.waiting, "connections", (json_int_t)s->n_conns,
+                  "uptime_us", (json_int_t)(now_us - s->started_us), "kv_pages",
+                  (json_int_t)t.kv_pages, "kv_pages_free", (json_int_t)t.kv_pages_free);
     json_object_set_new(o, "last_step_age_us",
                         t.last_step_us
                             ? number(now_us > t.last_step_us ? now_us - t.last_step_us : 0)
                             : json_null());
     json_object_set_new(o, "steps",
-                        json_pack("{s:I, s:I}", "canonical", (json_int_t)t.steps_canonical, "tuned",
-                                  (json_int_t)t.steps_tuned));
+                        json_pack("{s:I, s:I, s:I}", "canonical", (json_int_t)t.steps_canonical,
+                                  "tuned", (json_int_t)t.steps_tuned, "same",
+                                  (json_int_t)t.steps_same));
     json_object_set_new(
         o, "tokens",
         json_pack("{s:I, s:I, s:I, s:I, s:I}", "prompt", (json_int_t)t.tokens_prompt, "decoded",
@@ -144,22 +149,52 @@ static json_t *schedule_json(const struct schedule *schedule) {
                      (json_int_t)schedule->split_keys);
 }
 
-static json_t *schedules_json(const struct serve *s) {
-    struct schedule value = schedule_canonical();
-    json_t *tuned = json_array(), *o = json_object();
+/* Decode rows of as many sequences, at the context's end: what splits are chosen by. */
+static json_t *fast_json(const struct serve *s, enum schedule_set set) {
+    json_t *all = json_array();
 
-    json_object_set_new(o, "canonical", schedule_json(&value));
     for (uint32_t n_rows = 1; n_rows <= 1024; n_rows *= 2) {
-        /* Decode rows of as many sequences, at the context's end: what splits are chosen by. */
-        struct schedule_load load = {n_rows, n_rows, s->facts->context};
-        json_t *of;
+        const struct schedule_load load = {n_rows, n_rows, s->facts->context};
+        const struct schedule value = schedule_fast(set, &s->facts->model, &load);
+        json_t *of = schedule_json(&value);
 
-        value = schedule_tuned(&s->facts->model, &load);
-        of = schedule_json(&value);
         json_object_set_new(of, "rows", number(n_rows));
-        json_array_append_new(tuned, of);
+        json_array_append_new(all, of);
     }
-    json_object_set_new(o, "tuned", tuned);
+    return all;
+}
+
+/* Of decode steps of 1 .. max_requests rows, the longest sequence so long: how many are canonical
+ * as they are. */
+static json_t *same_json(const struct serve *s, uint32_t n_keys) {
+    const struct schedule canonical = schedule_canonical();
+    const uint32_t n_rows_max = s->facts->options.max_requests;
+    uint32_t n_same[SCHEDULE_SETS] = {0};
+
+    for (uint32_t n = 1; n <= n_rows_max; n++)
+        for (enum schedule_set set = 0; set < SCHEDULE_SETS; set++) {
+            const struct schedule_load load = {n, n, n_keys};
+            const struct schedule value = schedule_fast(set, &s->facts->model, &load);
+
+            n_same[set] += schedule_equal(&value, &canonical);
+        }
+    return json_pack("{s:I, s:I, s:I, s:I}", "keys", (json_int_t)n_keys, "of",
+                     (json_int_t)n_rows_max, "tuned", (json_int_t)n_same[SCHEDULE_TUNED], "stock",
+                     (json_int_t)n_same[SCHEDULE_STOCK]);
+}
+
+static json_t *schedules_json(const struct serve *s) {
+    const struct schedule canonical = schedule_canonical();
+    json_t *same = json_array(), *o = json_object();
+
+    json_object_set_new(o, "canonical", schedule_json(&canonical));
+    json_object_set_new(o, "fast", json_string(schedule_set_name(s->facts->options.fast)));
+    for (enum schedule_set set = 0; set < SCHEDULE_SETS; set++)
+        json_object_set_new(o, schedule_set_name(set), fast_json(s, set));
+    for (uint32_t n_keys = SAME_KEYS_MIN; n_keys < s->facts->context; n_keys *= 2)
+        json_array_append_new(same, same_json(s, n_keys));
+    json_array_append_new(same, same_json(s, s->facts->context));
+    json_object_set_new(o, "same", same);
     return o;
 }
 

@@ -218,7 +218,7 @@ static void on_ready(void *user) {
     if (s->facts->options.random_seed)
         log_line(LOG_AT_WARNING, "model.random_seed: weights are made up, answers mean nothing");
     if (s->facts->options.unverified || s->facts->options.uncertified ||
-        s->facts->options.mismatch_ppm)
+        s->facts->options.mismatch_ppm || s->facts->options.fast != SCHEDULE_TUNED)
         log_line(LOG_AT_WARNING, "experiment.*: settings that cost speed or promises are on");
     log_started(s->facts->model.name, fingerprint, s->facts->device);
     notify_ready(status);
@@ -314,6 +314,7 @@ static int engine_start(const struct config *c, struct engine_progress *progress
                                .fixed_shape = c->fixed_shape,
                                .uncertified = !c->certify,
                                .unverified = !c->verify,
+                               .fast = (enum schedule_set)c->fast,
                                .mismatch_ppm = c->mismatch_ppm};
     const bool is_cuda = c->device == CONFIG_DEVICE_CUDA;
     struct device *dev;

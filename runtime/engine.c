@@ -55,6 +55,7 @@ static int check_options(const struct engine_options *o, struct err *e) {
         return err_set(e, -EINVAL,
                        "unverified: nothing is verified, so nothing else is asked of it");
     if ((unsigned)o->policy > PLAN_AUTO) return err_set(e, -EINVAL, "no such policy");
+    if ((unsigned)o->fast >= SCHEDULE_SETS) return err_set(e, -EINVAL, "no such schedules");
     if (o->window * o->group + o->max_requests > DEVICE_ROWS_MAX - PLAN_PREFILL_MIN)
         return err_set(e, -EINVAL, "window x group + max_requests: at most %d rows",
                        DEVICE_ROWS_MAX - PLAN_PREFILL_MIN);

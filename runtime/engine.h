@@ -58,10 +58,11 @@ struct engine_options {
     uint32_t logit_rows;   /* wanted rows of one head, bounds the largest buffer; 0: 32 */
     uint32_t twin_threads; /* of a twin that the device is compared with at open; 0: none */
     /* Experiments (SPEC 5.8); none changes what a deterministic request is answered. */
-    bool uncertified;      /* canonical steps certify nothing: every token waits for its window */
-    bool unverified;       /* fastest schedules alone; deterministic requests are refused */
-    uint32_t mismatch_ppm; /* of candidates, so many in a million are made wrong */
-    bool poison;           /* freed KV pages are filled with NaN patterns (tests) */
+    bool uncertified;       /* canonical steps certify nothing: every token waits for its window */
+    bool unverified;        /* fast schedules alone; deterministic requests are refused */
+    enum schedule_set fast; /* of steps that need not be canonical */
+    uint32_t mismatch_ppm;  /* of candidates, so many in a million are made wrong */
+    bool poison;            /* freed KV pages are filled with NaN patterns (tests) */
 };
 
 struct engine_request {
@@ -124,6 +125,7 @@ struct engine_event {
 
 struct engine_stats { /* totals since open, read with engine_stats_get from any thread */
     uint64_t steps_canonical, steps_tuned;
+    uint64_t steps_same; /* of the canonical: the fast schedule came out as the canonical one */
     uint64_t tokens_prompt, tokens_decoded, tokens_verified, tokens_committed, tokens_discarded;
     uint64_t verify_passes, rollbacks;
     uint64_t requests_done, requests_failed, requests_cancelled;

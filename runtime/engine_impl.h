@@ -71,6 +71,7 @@ struct engine {
     struct engine_facts facts;
     struct plan_options plan;
     struct cost cost;
+    bool after_pass; /* of a fixed shape: plan_now */
     struct device *dev;
     struct token *token;
     struct template template;

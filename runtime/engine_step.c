@@ -147,6 +147,32 @@ static void want(struct engine *g, struct device_batch *b, const struct lane *la
         .row = row, .target = target, .n_top = n_top, .params = lane->slot->request.params};
 }
 
+/* The schedule of a step that need not be canonical. */
+static struct schedule fast_schedule(const struct engine *g, const struct schedule_load *load) {
+    return schedule_fast(g->facts.options.fast, &g->facts.model, load);
+}
+
+/* Whether it is the canonical one for a step of all rows that decode.  Where nothing is to be
+ * certified, no step counts as canonical. */
+static bool is_same(const struct engine *g, uint32_t n_seqs) {
+    const struct schedule canonical = schedule_canonical();
+    struct schedule_load load = {.n_rows = 0};
+    struct schedule fast;
+
+    if (g->plan.policy == PLAN_CANONICAL || g->facts.options.uncertified) return false;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        const struct plan_seq *s = &g->plan_seqs[i];
+        const uint32_t n_keys = g->lanes[g->plan_lanes[i]].seq.n_tokens;
+
+        if (!s->ready || s->prompt_left > 0) continue;
+        load.n_rows++;
+        if (n_keys > load.n_keys) load.n_keys = n_keys;
+    }
+    load.n_seqs = load.n_rows;
+    fast = fast_schedule(g, &load);
+    return schedule_equal(&fast, &canonical);
+}
+
 /* Rows of one item: positions first .. first + n - 1 of the lane's tokens. */
 static void add_rows(struct engine *g, struct device_batch *b, const struct plan_item *item) {
     const uint32_t seq = g->plan_lanes[item->seq];
@@ -347,7 +373,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
 
         for (uint32_t i = 0; i < b.n_rows; i++)
             if (g->rows[i].position >= load.n_keys) load.n_keys = g->rows[i].position + 1;
-        s = schedule_tuned(&g->facts.model, &load);
+        s = fast_schedule(g, &load);
     }
     tell(g); /* a step may be long, and an end was posted before it */
     start_us = engine_clock_us();
@@ -367,6 +393,8 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
         g->now.steps_canonical++;
     else
         g->now.steps_tuned++;
+    g->now.steps_same += p->same;
+    g->after_pass = p->pass;
     g->now.last_step_us = engine_clock_us();
     return 0;
 }
@@ -388,6 +416,7 @@ static int step(struct engine *g) {
     uint64_t now_us = engine_clock_us();
     bool any = take_submits(g);
     struct err e = {.text = ""};
+    struct plan_now now;
     struct plan p;
     uint32_t n;
 
@@ -399,7 +428,8 @@ static int step(struct engine *g) {
     any = release_held(g) || any;
     any = admit(g) || any;
     n = survey(g);
-    p = plan_make(&g->plan, &g->cost, g->plan_seqs, n, g->items);
+    now = (struct plan_now){&g->cost, is_same(g, n), g->after_pass};
+    p = plan_make(&g->plan, &now, g->plan_seqs, n, g->items);
     for (uint32_t i = 0; i < n; i++) g->lanes[g->plan_lanes[i]].age++;
     if (p.n_items == 0) return release(g) || any;
 

@@ -34,24 +34,33 @@ static bool decodes(const struct plan_seq *s) {
     return s->ready && s->prompt_left == 0;
 }
 
-/* A window of one row holds no candidate: in a canonical step that is plain certified decoding,
- * and only the policy that decodes by verifying alone wants it as a pass. */
-static bool window_due(const struct plan_options *o, const struct plan_seq *s) {
+bool plan_judges(const struct plan_options *o, const struct plan_seq *s) {
     return s->due && (s->candidates > 0 || o->policy == PLAN_TUNED);
 }
 
-/* Up to G windows: those that are due, or with `all` any with candidates; the oldest first. */
+/* Which windows a pass takes: those that are due; any with candidates, the oldest first; or the
+ * fullest of them. */
+enum windows { DUE, ALL, FULLEST };
+
+static bool is_wanted(const struct plan_options *o, const struct plan_seq *s, enum windows which) {
+    return which == DUE ? plan_judges(o, s) : s->candidates > 0;
+}
+
+static bool is_before(const struct plan_seq *a, const struct plan_seq *b, enum windows which) {
+    return which == FULLEST ? a->candidates > b->candidates : a->age > b->age;
+}
+
+/* Up to G windows in all. */
 static void add_windows(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
-                        bool all, struct plan *p, struct plan_item *items) {
-    for (uint32_t n = 0; n < o->group; n++) {
+                        enum windows which, struct plan *p, struct plan_item *items) {
+    while (p->n_items < o->group) {
         uint32_t best = n_seqs;
 
         for (uint32_t i = 0; i < n_seqs; i++) {
             const struct plan_seq *s = &seqs[i];
 
-            if (!decodes(s) || planned(p, items, i)) continue;
-            if (!window_due(o, s) && !(all && s->candidates > 0)) continue;
-            if (best == n_seqs || s->age > seqs[best].age) best = i;
+            if (!decodes(s) || planned(p, items, i) || !is_wanted(o, s, which)) continue;
+            if (best == n_seqs || is_before(s, &seqs[best], which)) best = i;
         }
         if (best == n_seqs) return;
         add(p, items, best, PLAN_VERIFY, seqs[best].candidates + 1);
@@ -62,7 +71,7 @@ static void add_windows(const struct plan_options *o, const struct plan_seq *seq
 static void add_decodes(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
                         struct plan *p, struct plan_item *items) {
     for (uint32_t i = 0; i < n_seqs; i++)
-        if (decodes(&seqs[i]) && !window_due(o, &seqs[i]) && !planned(p, items, i))
+        if (decodes(&seqs[i]) && !plan_judges(o, &seqs[i]) && !planned(p, items, i))
             add(p, items, i, PLAN_DECODE, 1);
 }
 
@@ -94,28 +103,33 @@ static void add_prefills(const struct plan_options *o, const struct plan_seq *se
     }
 }
 
-/* Someone who could run now, were it not for the pass, waits longer than all of its windows. */
-static bool pass_waits(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
-                       const struct plan *p, const struct plan_item *items) {
+/* Someone who could run now, were it not for the pass, waits longer than all of its windows; or
+ * decodes, and was held up by a pass already. */
+static bool pass_waits(const struct plan_options *o, const struct plan_now *now,
+                       const struct plan_seq *seqs, uint32_t n_seqs, const struct plan *p,
+                       const struct plan_item *items) {
     uint32_t oldest = 0;
 
     for (uint32_t i = 0; i < p->n_items; i++)
         if (seqs[items[i].seq].age > oldest) oldest = seqs[items[i].seq].age;
-    for (uint32_t i = 0; i < n_seqs; i++)
-        if (seqs[i].ready && seqs[i].age > oldest && !window_due(o, &seqs[i])) return true;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        if (!seqs[i].ready || plan_judges(o, &seqs[i]) || planned(p, items, i)) continue;
+        if (seqs[i].age > oldest || (now->after_pass && decodes(&seqs[i]))) return true;
+    }
     return false;
 }
 
 /* A window of one row judges nothing: then a canonical step costs what a tuned one does at best. */
-static bool tuned_pays(const struct plan_options *o, struct cost *cost, uint32_t n_rows,
+static bool tuned_pays(const struct plan_options *o, const struct plan_now *now, uint32_t n_rows,
                        uint32_t n_deterministic) {
+    if (now->same) return false;
     if (o->policy != PLAN_AUTO || n_rows == 0) return o->policy == PLAN_TUNED;
     if (n_deterministic > 0 && o->window == 1) return false;
-    return cost_tuned_pays(cost, n_rows, n_deterministic, o->window);
+    return cost_tuned_pays(now->cost, n_rows, n_deterministic, o->window);
 }
 
-struct plan plan_make(const struct plan_options *o, struct cost *cost, const struct plan_seq *seqs,
-                      uint32_t n_seqs, struct plan_item *items) {
+struct plan plan_make(const struct plan_options *o, const struct plan_now *now,
+                      const struct plan_seq *seqs, uint32_t n_seqs, struct plan_item *items) {
     struct plan p = {.canonical = true};
     uint32_t n_decode = 0, n_deterministic = 0;
     bool must; /* be canonical */
@@ -128,7 +142,7 @@ struct plan plan_make(const struct plan_options *o, struct cost *cost, const str
         add_prefills(o, seqs, n_seqs, &p, items);
         return p;
     }
-    add_windows(o, seqs, n_seqs, false, &p, items);
+    add_windows(o, seqs, n_seqs, DUE, &p, items);
     must = p.n_items > 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         must = must || (seqs[i].ready && (seqs[i].prompt_left > 0 || seqs[i].due));
@@ -136,12 +150,15 @@ struct plan plan_make(const struct plan_options *o, struct cost *cost, const str
         n_deterministic += decodes(&seqs[i]) && seqs[i].deterministic;
     }
     if (!must) {
-        p.canonical = !tuned_pays(o, cost, n_decode, n_deterministic);
+        p.canonical = !tuned_pays(o, now, n_decode, n_deterministic);
+        p.same = now->same && n_decode > 0 && o->policy != PLAN_CANONICAL;
         /* Certifying begins where nothing waits for a verdict: judge what does, in this step. */
-        if (p.canonical) add_windows(o, seqs, n_seqs, true, &p, items);
+        if (p.canonical) add_windows(o, seqs, n_seqs, ALL, &p, items);
     }
     if (o->fixed_shape && p.n_items > 0) {
-        if (!pass_waits(o, seqs, n_seqs, &p, items)) {
+        add_windows(o, seqs, n_seqs, FULLEST, &p, items);
+        if (!pass_waits(o, now, seqs, n_seqs, &p, items)) {
+            p.pass = true;
             p.n_pad = o->group * o->window - p.n_rows;
             return p;
         }

@@ -7,9 +7,14 @@
  * so, and its decode rows are then certified where they are eligible; only a step of decode rows
  * alone may be tuned.  Whom a step serves changes when a token comes, never which.
  *
+ * A window is judged in the first step that has a place for it (plan_judges): nothing waits for a
+ * group to fill, since a window that rides costs by the row, and one that waits holds its request
+ * up.  A pass of a fixed shape has its rows anyway; places left go to the fullest windows of others.
+ *
  * Every step serves the oldest sequence that is ready, so none waits for more steps than there are
- * sequences.  With a fixed shape a pass, which is alone in its step, therefore lets the others go
- * first where one of them has waited longer than all windows of the pass. */
+ * sequences.  With a fixed shape a pass is alone in its step: then the others go first where one of
+ * them has waited longer than all windows of the pass, and between two passes where one decodes, so
+ * that nobody is held up by more than one, and waits at most twice as long. */
 #ifndef LLM42D_RUNTIME_PLAN_H
 #define LLM42D_RUNTIME_PLAN_H
 
@@ -56,17 +61,30 @@ struct plan_item {
 
 struct plan {
     bool canonical;
+    bool same;        /* canonical for that reason alone (plan_now.same) */
+    bool pass;        /* of a fixed shape */
     uint32_t n_items; /* at most one a sequence */
     uint32_t n_rows;
     uint32_t n_pad; /* dummy rows on top, fixed shape alone */
 };
 
+/* What a plan is made on, but for the sequences. */
+struct plan_now {
+    struct cost *cost; /* of policy auto alone: what steps cost so far */
+    bool same;         /* on the fast schedule decode rows would be canonical: they are certified */
+    bool after_pass;   /* the step before was a pass of a fixed shape */
+};
+
 /* The rows that any plan may have. */
 uint32_t plan_rows_max(const struct plan_options *o, uint32_t n_seqs_max);
 
-/* The next step; n_items = 0 when there is nothing to do.  items: room for n_seqs.  cost: of policy
- * auto alone, what steps cost so far. */
-struct plan plan_make(const struct plan_options *o, struct cost *cost, const struct plan_seq *seqs,
-                      uint32_t n_seqs, struct plan_item *items);
+/* When a window fires: its candidates are due (W - 1 of them, or the last wants to finish).  A window
+ * of one row holds none: in a canonical step that is plain certified decoding, and only the policy
+ * that decodes by verifying alone wants it as a pass. */
+bool plan_judges(const struct plan_options *o, const struct plan_seq *s);
+
+/* The next step; n_items = 0 when there is nothing to do.  items: room for n_seqs. */
+struct plan plan_make(const struct plan_options *o, const struct plan_now *now,
+                      const struct plan_seq *seqs, uint32_t n_seqs, struct plan_item *items);
 
 #endif

@@ -8,8 +8,12 @@
 #include "runtime/model.h"
 
 enum {
-    UNITS = 132,       /* what a tuned schedule tries to keep busy */
+    UNITS = 132,       /* what a stock schedule tries to keep busy */
     TILE_COLUMNS = 64, /* of a matrix, to one unit */
+    STOCK_CUTS_MAX = 8,
+    STOCK_RUN_FEW = 8, /* of a norm: threads that have fewer rows sum longer runs */
+    STOCK_RUN_MANY = 4,
+    STOCK_FEW_ROWS = 16,
 };
 
 struct schedule schedule_canonical(void) {
@@ -22,28 +26,46 @@ static uint8_t cuts(uint32_t n_columns, uint32_t n_k, uint32_t n_row_tiles) {
     uint32_t tiles = (n_columns + TILE_COLUMNS - 1) / TILE_COLUMNS * n_row_tiles;
     uint32_t segments = 1;
 
-    while (segments < 8 && tiles * segments < UNITS && n_k / (segments * 2) >= 64) segments *= 2;
+    while (segments < STOCK_CUTS_MAX && tiles * segments < UNITS && n_k / (segments * 2) >= 64)
+        segments *= 2;
     return (uint8_t)segments;
 }
 
-struct schedule schedule_tuned(const struct model *m, const struct schedule_load *load) {
-    uint32_t row_tiles = (load->n_rows + 63) / 64;
-    uint32_t work = load->n_seqs * m->n_kv_heads;
-    uint32_t n_splits = work ? (UNITS + work - 1) / work : 1;
-    uint32_t split = (load->n_keys + n_splits - 1) / n_splits;
-    uint32_t width = m->n_heads * m->head_dim;
+/* Keys of a split; one split of all of them where the sequences alone fill the units. */
+static uint32_t stock_split(const struct model *m, const struct schedule_load *load) {
+    const uint32_t work = load->n_seqs * m->n_kv_heads;
+    const uint32_t n_splits = work ? (UNITS + work - 1) / work : 1;
+    const uint32_t split = (load->n_keys + n_splits - 1) / n_splits;
 
-    split = (split + SCHEDULE_KV_BLOCK - 1) / SCHEDULE_KV_BLOCK * SCHEDULE_KV_BLOCK;
-    if (split == 0) split = SCHEDULE_KV_BLOCK;
+    if (n_splits == 1) return SCHEDULE_SPLIT_MAX;
+    if (split == 0) return SCHEDULE_KV_BLOCK;
+    return (split + SCHEDULE_KV_BLOCK - 1) / SCHEDULE_KV_BLOCK * SCHEDULE_KV_BLOCK;
+}
+
+struct schedule schedule_stock(const struct model *m, const struct schedule_load *load) {
+    const uint32_t row_tiles = (load->n_rows + 63) / 64, width = m->n_heads * m->head_dim;
+
     return (struct schedule){
         .qkv = cuts(width + 2 * m->n_kv_heads * m->head_dim, m->hidden, row_tiles),
         .o = cuts(m->hidden, width, row_tiles),
         .gate_up = cuts(2 * m->intermediate, m->hidden, row_tiles),
         .down = cuts(m->hidden, m->intermediate, row_tiles),
         .head = cuts(m->vocab, m->hidden, row_tiles),
-        .norm_run = load->n_rows < 16 ? 8 : 4,
-        .split_keys = split,
+        .norm_run = load->n_rows < STOCK_FEW_ROWS ? STOCK_RUN_FEW : STOCK_RUN_MANY,
+        .split_keys = stock_split(m, load),
     };
+}
+
+const char *schedule_set_name(enum schedule_set set) {
+    static const char *const names[SCHEDULE_SETS] = {"tuned", "stock"};
+
+    ASSERT(set < SCHEDULE_SETS);
+    return names[set];
+}
+
+struct schedule schedule_fast(enum schedule_set set, const struct model *m,
+                              const struct schedule_load *load) {
+    return set == SCHEDULE_STOCK ? schedule_stock(m, load) : schedule_tuned(m, load);
 }
 
 bool schedule_equal(const struct schedule *a, const struct schedule *b) {

@@ -5,8 +5,9 @@
  *
  * Equal schedules give equal bits.  What is not in a schedule (tiles, stages, who computes
  * what) may be tuned freely: it changes speed alone.  The canonical schedule depends on nothing,
- * so a row computed by it has the same bits beside any neighbours; a tuned one is chosen by the
- * size of the step, as stock libraries choose theirs, and gives candidates, which dvr judges. */
+ * so a row computed by it has the same bits beside any neighbours; a fast one is chosen by the
+ * size of the step and gives candidates, which dvr judges.  Where a fast one comes out as the
+ * canonical value, its step is a canonical step. */
 #ifndef LLM42D_RUNTIME_SCHEDULE_H
 #define LLM42D_RUNTIME_SCHEDULE_H
 
@@ -32,7 +33,7 @@ struct schedule {
     uint32_t split_keys;                 /* of a KV split, a multiple of SCHEDULE_KV_BLOCK */
 };
 
-/* What a tuned schedule is chosen by. */
+/* What a fast schedule is chosen by. */
 struct schedule_load {
     uint32_t n_rows; /* of the step */
     uint32_t n_seqs; /* sequences with a row in it */
@@ -41,9 +42,19 @@ struct schedule_load {
 
 struct schedule schedule_canonical(void);
 
-/* The cuts that a library with a free hand would take for this load on a device of 132 units:
- * as many as fill it.  Equal to the canonical value only by chance. */
+/* The fastest cuts as measured on an H200 for a step of this load, each by itself, and the
+ * canonical ones where a shape was not measured (schedule_sm90.inc). */
 struct schedule schedule_tuned(const struct model *m, const struct schedule_load *load);
+
+/* The cuts that a stock library takes for this load on a device of 132 units: K in as many
+ * segments, and keys in as many splits, as fill it.  Equal to the canonical value only by chance. */
+struct schedule schedule_stock(const struct model *m, const struct schedule_load *load);
+
+/* Which of the two a step is on that need not be canonical. */
+enum schedule_set { SCHEDULE_TUNED, SCHEDULE_STOCK, SCHEDULE_SETS };
+const char *schedule_set_name(enum schedule_set set);
+struct schedule schedule_fast(enum schedule_set set, const struct model *m,
+                              const struct schedule_load *load);
 
 bool schedule_equal(const struct schedule *a, const struct schedule *b);
 

@@ -581,7 +581,7 @@ static void test_whole(const char *path, uint32_t n_steps) {
         run->batch.n_seqs = N_SEQS;
         run->batch.pages = run->pages[0];
         make_wants(run, N_LOGIT_ROWS);
-        if (n % 4 == 3) s = schedule_tuned(&m, &(struct schedule_load){n_rows, n_rows, 100});
+        if (n % 4 == 3) s = schedule_stock(&m, &(struct schedule_load){n_rows, n_rows, 100});
         for (int i = 0; i < N_DEVICES; i++) {
             const double start_s = seconds();
 

@@ -126,6 +126,32 @@ static void test_repair_is_needed(void **state) {
     expect_same("with the repair");
 }
 
+/* Tuned schedules that are the canonical one, as where nothing was measured: their steps certify,
+ * under any policy but where nothing may be certified; then windows judge, and find nothing. */
+static void test_same(void **state) {
+    struct engine_options o = options(PLAN_TUNED);
+    struct engine_stats stats;
+
+    (void)state;
+    for (int policy = PLAN_TUNED; policy <= PLAN_AUTO; policy++) {
+        o.policy = (enum plan_policy)policy;
+        o.fast = SCHEDULE_TUNED;
+        stats = run(&o, false, got);
+        expect_same("fast schedules that are canonical");
+        assert_int_equal(stats.steps_tuned, 0);
+        assert_true(stats.steps_same > stats.steps_canonical / 2);
+        assert_true(stats.steps_same < stats.steps_canonical); /* prompts are for other reasons */
+        assert_int_equal(stats.verify_passes, 0);
+    }
+    o.policy = PLAN_TUNED;
+    o.uncertified = true;
+    stats = run(&o, false, got);
+    expect_same("and nothing is certified");
+    assert_int_equal(stats.steps_same, 0);
+    assert_true(stats.verify_passes > 0);
+    assert_int_equal(stats.rollbacks, 0);
+}
+
 static void test_unverified(void **state) {
     const struct toy_hooks hooks = {.steady = false};
     struct engine_options o = options(PLAN_CANONICAL);
@@ -174,8 +200,8 @@ static void test_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_uncertified),      cmocka_unit_test(test_mismatches),
-        cmocka_unit_test(test_repair_is_needed), cmocka_unit_test(test_unverified),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_repair_is_needed), cmocka_unit_test(test_same),
+        cmocka_unit_test(test_unverified),       cmocka_unit_test(test_refused),
     };
 
     return cmocka_run_group_tests(tests, set_up, NULL);

@@ -67,6 +67,7 @@ static inline struct engine_options harness_options(void) {
                                    .context = 512,
                                    .kv_tokens = 16384,
                                    .step_tokens = 64,
+                                   .fast = SCHEDULE_STOCK, /* never the canonical one */
                                    .poison = true};
 }
 

@@ -9,6 +9,7 @@
 enum { N_MAX = 64 };
 
 static struct cost cost; /* of policy auto alone */
+static const struct plan_now now = {.cost = &cost};
 
 static const struct plan_options tuned = {PLAN_TUNED, 8, 2, 32, false, false};
 
@@ -46,22 +47,22 @@ static void test_nothing(void **state) {
 
     (void)state;
     paused.ready = false;
-    assert_int_equal(plan_make(&tuned, NULL, NULL, 0, items).n_items, 0);
-    assert_int_equal(plan_make(&tuned, &cost, &paused, 1, items).n_items, 0);
+    assert_int_equal(plan_make(&tuned, &now, NULL, 0, items).n_items, 0);
+    assert_int_equal(plan_make(&tuned, &now, &paused, 1, items).n_items, 0);
 }
 
 static void test_decode_alone_may_be_tuned(void **state) {
     struct plan_seq seqs[] = {decoding(true, 2, false, 0), decoding(false, 0, false, 0)};
     struct plan_options canonical = tuned;
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&tuned, &cost, seqs, 2, items);
+    struct plan p = plan_make(&tuned, &now, seqs, 2, items);
 
     (void)state;
     assert_false(p.canonical);
     assert_int_equal(p.n_rows, 2);
     canonical.policy = PLAN_CANONICAL;
     seqs[0].candidates = 0;
-    p = plan_make(&canonical, &cost, seqs, 2, items);
+    p = plan_make(&canonical, &now, seqs, 2, items);
     assert_true(p.canonical);
     assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
 }
@@ -69,7 +70,7 @@ static void test_decode_alone_may_be_tuned(void **state) {
 static void test_prefill_makes_it_canonical(void **state) {
     struct plan_seq seqs[] = {decoding(true, 2, false, 0), prefilling(100)};
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&tuned, &cost, seqs, 2, items);
+    struct plan p = plan_make(&tuned, &now, seqs, 2, items);
 
     (void)state;
     assert_true(p.canonical);
@@ -86,10 +87,10 @@ static void test_prefill_room(void **state) {
     (void)state;
     for (int i = 0; i < N_MAX - 1; i++) seqs[i] = decoding(false, 0, false, 0);
     seqs[N_MAX - 1] = prefilling(100);
-    p = plan_make(&tuned, &cost, seqs, N_MAX, items);
+    p = plan_make(&tuned, &now, seqs, N_MAX, items);
     assert_int_equal(of(&p, items, N_MAX - 1)->n_rows, PLAN_PREFILL_MIN);
     seqs[N_MAX - 1].prompt_rows_max = 5;
-    p = plan_make(&tuned, &cost, seqs, N_MAX, items);
+    p = plan_make(&tuned, &now, seqs, N_MAX, items);
     assert_int_equal(of(&p, items, N_MAX - 1)->n_rows, 5);
 }
 
@@ -98,7 +99,7 @@ static void test_windows(void **state) {
     struct plan_seq seqs[] = {decoding(true, 7, true, 1), decoding(true, 3, true, 9),
                               decoding(true, 7, true, 5), decoding(true, 2, false, 50)};
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&tuned, &cost, seqs, 4, items);
+    struct plan p = plan_make(&tuned, &now, seqs, 4, items);
 
     (void)state;
     assert_true(p.canonical);
@@ -118,7 +119,7 @@ static void test_fixed_shape(void **state) {
 
     (void)state;
     fixed.fixed_shape = true;
-    p = plan_make(&fixed, &cost, seqs, 3, items);
+    p = plan_make(&fixed, &now, seqs, 3, items);
     assert_int_equal(p.n_items, 1);
     assert_int_equal(p.n_rows + p.n_pad, 16);
 }
@@ -133,12 +134,12 @@ static void test_fixed_shape_in_turn(void **state) {
 
     (void)state;
     fixed.fixed_shape = true;
-    p = plan_make(&fixed, &cost, seqs, 4, items);
+    p = plan_make(&fixed, &now, seqs, 4, items);
     assert_int_equal(p.n_items, 2);
     assert_int_equal(p.n_rows + p.n_pad, 16);
 
     seqs[2].age = 5;
-    p = plan_make(&fixed, &cost, seqs, 4, items);
+    p = plan_make(&fixed, &now, seqs, 4, items);
     assert_int_equal(p.n_items, 2);
     assert_int_equal(of(&p, items, 2)->kind, PLAN_DECODE);
     assert_int_equal(of(&p, items, 3)->n_rows, 9);
@@ -146,14 +147,14 @@ static void test_fixed_shape_in_turn(void **state) {
     assert_true(p.canonical);
 
     seqs[2].ready = false; /* who is paused holds nobody up */
-    assert_int_equal(plan_make(&fixed, &cost, seqs, 4, items).n_pad, 4);
+    assert_int_equal(plan_make(&fixed, &now, seqs, 4, items).n_pad, 4);
     seqs[3].age = 5;
-    p = plan_make(&fixed, &cost, seqs, 4, items);
+    p = plan_make(&fixed, &now, seqs, 4, items);
     assert_int_equal(p.n_items, 1);
     assert_int_equal(of(&p, items, 3)->kind, PLAN_PREFILL);
     seqs[3].ready = false;
     seqs[2] = decoding(true, 7, true, 3); /* of three that are due, one waits */
-    p = plan_make(&fixed, &cost, seqs, 4, items);
+    p = plan_make(&fixed, &now, seqs, 4, items);
     assert_int_equal(p.n_rows, 12);
     assert_null(of(&p, items, 0));
 }
@@ -163,13 +164,13 @@ static void test_fixed_shape_auto(void **state) {
     struct plan_options o = {PLAN_AUTO, 32, 8, 64, true, false};
     struct plan_seq seqs[] = {decoding(true, 3, false, 0), decoding(true, 0, false, 0)};
     struct plan_item items[N_MAX];
-    struct plan p = plan_make(&o, &cost, seqs, 2, items);
+    struct plan p = plan_make(&o, &now, seqs, 2, items);
 
     (void)state;
     assert_int_equal(p.n_items, 1);
     assert_int_equal(p.n_rows + p.n_pad, 256);
     seqs[1].age = 1;
-    p = plan_make(&o, &cost, seqs, 2, items);
+    p = plan_make(&o, &now, seqs, 2, items);
     assert_true(p.canonical);
     assert_int_equal(p.n_items, 2);
     assert_int_equal(of(&p, items, 0)->kind, PLAN_DECODE);
@@ -184,15 +185,110 @@ static void test_prefill_in_turn(void **state) {
     (void)state;
     seqs[2].age = seqs[3].age = 7;
     seqs[1].age = 1;
-    p = plan_make(&tuned, &cost, seqs, 4, items);
+    p = plan_make(&tuned, &now, seqs, 4, items);
     assert_int_equal(p.n_items, 3);
     assert_int_equal(of(&p, items, 2)->n_rows, 8);
     assert_int_equal(of(&p, items, 3)->n_rows, 20);
     assert_int_equal(of(&p, items, 1)->n_rows, 4);
 }
 
+/* When a window fires: it is due, whatever the others do; nothing waits for a group. */
+static void test_firing(void **state) {
+    static const struct {
+        const char *why;
+        enum plan_policy policy;
+        bool due;
+        uint32_t candidates;
+        bool judged;
+    } cases[] = {
+        {"full, or its request wants to finish", PLAN_TUNED, true, 7, true},
+        {"the same under auto", PLAN_AUTO, true, 1, true},
+        {"neither: it decodes on", PLAN_TUNED, false, 6, false},
+        {"no candidate, window of one: the pass is the decode", PLAN_TUNED, true, 0, true},
+        {"where a canonical step certifies, that is one", PLAN_AUTO, true, 0, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct plan_options o = {cases[i].policy, 8, 4, 32, false, false};
+        struct plan_seq seqs[] = {decoding(true, cases[i].candidates, cases[i].due, 0),
+                                  decoding(true, 3, false, 0)};
+        struct plan_item items[N_MAX];
+        struct plan p = plan_make(&o, &now, seqs, 2, items);
+
+        if (plan_judges(&o, &seqs[0]) != cases[i].judged) fail_msg("%s", cases[i].why);
+        if (cases[i].judged) { /* at once, in a group of four that has one; the other decodes on */
+            assert_int_equal(of(&p, items, 0)->kind, PLAN_VERIFY);
+            assert_int_equal(of(&p, items, 1)->kind, PLAN_DECODE);
+        }
+    }
+}
+
+/* A fixed shape has rows for G windows: the fullest of the others take what would be padding. */
+static void test_fixed_shape_fills(void **state) {
+    struct plan_options fixed = {PLAN_TUNED, 8, 3, 32, true, false};
+    struct plan_seq seqs[] = {decoding(true, 2, false, 0), decoding(true, 7, true, 0),
+                              decoding(true, 6, false, 0), decoding(true, 0, false, 0),
+                              decoding(true, 4, false, 0), decoding(false, 0, false, 0)};
+    struct plan_item items[N_MAX];
+    struct plan p = plan_make(&fixed, &now, seqs, 6, items);
+
+    (void)state;
+    assert_true(p.pass);
+    assert_int_equal(p.n_items, 3);
+    assert_int_equal(of(&p, items, 1)->n_rows, 8);
+    assert_int_equal(of(&p, items, 2)->n_rows, 7);
+    assert_int_equal(of(&p, items, 4)->n_rows, 5);
+    assert_int_equal(p.n_pad, 24 - 20);
+}
+
+/* On the fast schedule it would be canonical: then it certifies, and judges what waits. */
+static void test_same(void **state) {
+    const struct plan_now same = {.cost = &cost, .same = true};
+    struct plan_seq seqs[] = {decoding(true, 2, false, 0), decoding(true, 0, false, 0),
+                              decoding(false, 0, false, 0)};
+    struct plan_item items[N_MAX];
+
+    (void)state;
+    for (int policy = 0; policy < 3; policy++) {
+        struct plan_options o = {(enum plan_policy)policy, 8, 2, 32, false, false};
+        struct plan p = plan_make(&o, &same, seqs, 3, items);
+
+        assert_true(p.canonical);
+        assert_int_equal(p.same, policy != PLAN_CANONICAL);
+        assert_int_equal(of(&p, items, 0)->kind, PLAN_VERIFY);
+        assert_int_equal(of(&p, items, 1)->kind, PLAN_DECODE);
+    }
+    seqs[0] = prefilling(9); /* canonical for other reasons */
+    assert_false(plan_make(&tuned, &same, seqs, 3, items).same);
+}
+
+/* Passes of a fixed shape without end: who decodes beside them is held up by one at a time. */
+static void test_one_pass_at_a_time(void **state) {
+    struct plan_options fixed = {PLAN_TUNED, 4, 1, 32, true, false};
+    struct plan_seq seqs[6];
+    struct plan_item items[N_MAX];
+    struct plan_now at = {.cost = &cost};
+    uint32_t n_passes = 0, held = 0;
+
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) seqs[i] = decoding(i > 0, i ? 3 : 0, i > 0, i);
+    for (int step = 0; step < 100; step++) {
+        const struct plan p = plan_make(&fixed, &at, seqs, 6, items);
+
+        at.after_pass = p.pass;
+        n_passes += p.pass;
+        held = of(&p, items, 0) ? 0 : held + 1;
+        assert_true(held <= 1);
+        for (uint32_t i = 0; i < 6; i++) seqs[i].age = of(&p, items, i) ? 0 : seqs[i].age + 1;
+    }
+    assert_true(n_passes >= 49); /* nor are they starved */
+    seqs[0].ready = false;
+    assert_true(plan_make(&fixed, &at, seqs, 6, items).pass);
+}
+
 /* Random loads step after step, some of them paused: whoever is ready is served before as many
- * steps are over as there are sequences. */
+ * steps are over as there are sequences, or twice as many where passes are alone in their steps. */
 static void test_bounded_wait(void **state) {
     uint32_t x = 2;
 
@@ -207,6 +303,7 @@ static void test_bounded_wait(void **state) {
         struct plan_seq seqs[12];
         struct plan_item items[12];
         uint32_t n = 1 + below(&x, 12), waited[12] = {0};
+        struct plan_now at = {.cost = &cost};
 
         for (uint32_t i = 0; i < n; i++) {
             seqs[i] = decoding(below(&x, 2), 0, false, 0);
@@ -221,11 +318,13 @@ static void test_bounded_wait(void **state) {
                 seqs[i].due = seqs[i].deterministic && seqs[i].prompt_left == 0 &&
                               seqs[i].candidates + 1 >= o.window;
             }
-            p = plan_make(&o, &cost, seqs, n, items);
+            at.same = below(&x, 4) == 0;
+            p = plan_make(&o, &at, seqs, n, items);
+            at.after_pass = p.pass;
             for (uint32_t i = 0; i < p.n_items; i++) served[items[i].seq] = true;
             for (uint32_t i = 0; i < n; i++) {
                 waited[i] = served[i] || !seqs[i].ready ? 0 : waited[i] + 1;
-                assert_true(waited[i] <= n);
+                assert_true(waited[i] <= (o.fixed_shape ? 2 : 1) * n);
                 seqs[i].age = served[i] ? 0 : seqs[i].age + 1;
             }
             for (uint32_t i = 0; i < p.n_items; i++) {
@@ -257,17 +356,17 @@ static void test_auto(void **state) {
     }
     cost_windows(&cost, 32, 32, 1640); /* 20 for each row */
     seqs[0] = decoding(true, 3, false, 0);
-    p = plan_make(&o, &cost, seqs, 1, items);
+    p = plan_make(&o, &now, seqs, 1, items);
     assert_false(p.canonical); /* a tenth of a step is more than one row's window */
     for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(i < 4, 0, false, 0);
-    assert_false(plan_make(&o, &cost, seqs, N_MAX, items).canonical);
+    assert_false(plan_make(&o, &now, seqs, N_MAX, items).canonical);
     for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(i < 16, i == 3 ? 5 : 0, false, 0);
-    p = plan_make(&o, &cost, seqs, N_MAX, items);
+    p = plan_make(&o, &now, seqs, N_MAX, items);
     assert_true(p.canonical); /* sixteen rows' windows are more */
     assert_int_equal(items[0].kind, PLAN_VERIFY);
     assert_int_equal(items[0].seq, 3);
     for (int i = 0; i < N_MAX; i++) seqs[i] = decoding(false, 0, false, 0);
-    assert_false(plan_make(&o, &cost, seqs, N_MAX, items).canonical);
+    assert_false(plan_make(&o, &now, seqs, N_MAX, items).canonical);
 }
 
 /* A window of one row: certified decoding where the step is canonical, a pass where it would
@@ -278,11 +377,11 @@ static void test_window_of_one(void **state) {
     struct plan_item items[N_MAX];
 
     (void)state;
-    assert_true(plan_make(&o, &cost, seqs, 1, items).canonical);
+    assert_true(plan_make(&o, &now, seqs, 1, items).canonical);
     assert_int_equal(items[0].kind, PLAN_VERIFY);
     for (int policy = 0; policy < 3; policy += 2) {
         o.policy = (enum plan_policy)policy;
-        assert_true(plan_make(&o, &cost, seqs, 1, items).canonical);
+        assert_true(plan_make(&o, &now, seqs, 1, items).canonical);
         assert_int_equal(items[0].kind, PLAN_DECODE);
     }
 }
@@ -296,6 +395,7 @@ static void test_invariants(void **state) {
         struct plan_seq seqs[N_MAX];
         struct plan_item items[N_MAX];
         struct plan_options o;
+        struct plan_now at;
         struct plan p;
         uint32_t n, n_rows = 0, n_windows = 0;
         bool seen[N_MAX] = {false};
@@ -319,7 +419,8 @@ static void test_invariants(void **state) {
                     seqs[i].candidates + 1 >= o.window || (candidates && below(&x, 9) == 0);
             }
         }
-        p = plan_make(&o, &cost, seqs, n, items);
+        at = (struct plan_now){&cost, below(&x, 3) == 0, below(&x, 2)};
+        p = plan_make(&o, &at, seqs, n, items);
         for (uint32_t i = 0; i < p.n_items; i++) {
             const struct plan_seq *s = &seqs[items[i].seq];
 
@@ -344,12 +445,14 @@ static void test_invariants(void **state) {
         }
         for (uint32_t i = 0; i < n; i++) /* something ready means something runs */
             if (seqs[i].ready) assert_true(p.n_items > 0);
-        for (uint32_t i = 0; i < n; i++) { /* and nobody ready is older than all who run */
+        for (uint32_t i = 0; i < n; i++) { /* and nobody ready is older than all who run,
+                                            * but between two passes */
             uint32_t oldest = 0;
 
             for (uint32_t k = 0; k < p.n_items; k++)
                 if (seqs[items[k].seq].age > oldest) oldest = seqs[items[k].seq].age;
-            if (seqs[i].ready) assert_true(seqs[i].age <= oldest);
+            if (seqs[i].ready && !(o.fixed_shape && at.after_pass))
+                assert_true(seqs[i].age <= oldest);
         }
     }
 }
@@ -365,6 +468,10 @@ int main(void) {
         cmocka_unit_test(test_fixed_shape_in_turn),
         cmocka_unit_test(test_fixed_shape_auto),
         cmocka_unit_test(test_prefill_in_turn),
+        cmocka_unit_test(test_firing),
+        cmocka_unit_test(test_fixed_shape_fills),
+        cmocka_unit_test(test_same),
+        cmocka_unit_test(test_one_pass_at_a_time),
         cmocka_unit_test(test_bounded_wait),
         cmocka_unit_test(test_auto),
         cmocka_unit_test(test_window_of_one),

@@ -104,7 +104,7 @@ static int keep(struct bench_session *s, const struct bench_run *run, const stru
 
 /* Steps of the daemon so far. */
 struct steps {
-    long long canonical, tuned;
+    long long canonical, tuned, same;
 };
 
 static int steps_get(const struct bench_session *s, struct steps *out) {
@@ -116,6 +116,7 @@ static int steps_get(const struct bench_session *s, struct steps *out) {
     steps = json_object_get(status, "steps");
     out->canonical = json_integer_value(json_object_get(steps, "canonical"));
     out->tuned = json_integer_value(json_object_get(steps, "tuned"));
+    out->same = json_integer_value(json_object_get(steps, "same"));
     json_decref(status);
     return BENCH_OK;
 }
@@ -132,6 +133,7 @@ static int measure(struct bench_session *s, const struct bench_run *run, struct 
     row_key(row, run);
     bench_row_text(row, "steps_canonical", "%lld", after.canonical - before.canonical);
     bench_row_text(row, "steps_tuned", "%lld", after.tuned - before.tuned);
+    bench_row_text(row, "steps_same", "%lld", after.same - before.same);
     return bench_row_load(row, l, s->o->bound_ms);
 }
 

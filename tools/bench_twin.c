@@ -225,16 +225,16 @@ static uint32_t segments_of(const struct shape *s, const struct schedule *schedu
 }
 
 /* One shape on one kind of schedule: a cell a count of rows. */
-static void product_line(struct twin *t, const struct shape *s, struct product *p, bool tuned,
+static void product_line(struct twin *t, const struct shape *s, struct product *p, bool stock,
                          const struct bench_column columns[N_ROWS]) {
-    const bool vectors = t->code != &cpu_code_portable, first = s == shapes && !tuned;
+    const bool vectors = t->code != &cpu_code_portable, first = s == shapes && !stock;
     double cells[N_ROWS];
     uint32_t least = UINT32_MAX, most = 0;
 
     for (uint32_t i = 0; i < N_ROWS; i++) {
         const struct schedule_load load = {row_counts[i], row_counts[i], 512};
         const struct schedule schedule =
-            tuned ? schedule_tuned(&smollm2, &load) : schedule_canonical();
+            stock ? schedule_stock(&smollm2, &load) : schedule_canonical();
 
         cells[i] = BENCH_NO_CELL;
         p->n_rows = row_counts[i];
@@ -247,10 +247,10 @@ static void product_line(struct twin *t, const struct shape *s, struct product *
     }
     if (least == most)
         bench_report_row(t->report, columns, N_ROWS, cells, "%s, %s, K in %u", s->name,
-                         tuned ? "tuned" : "canonical", most);
+                         stock ? "stock" : "canonical", most);
     else
         bench_report_row(t->report, columns, N_ROWS, cells, "%s, %s, K in %u to %u", s->name,
-                         tuned ? "tuned" : "canonical", least, most);
+                         stock ? "stock" : "canonical", least, most);
 }
 
 static void products(struct twin *t) {
@@ -378,7 +378,7 @@ static int attention(struct twin *t) {
         const uint32_t n_rows = cases[i].n_rows;
         const struct schedule_load load = {n_rows, 1, cases[i].n_keys};
         const uint32_t splits[] = {schedule_canonical().split_keys,
-                                   schedule_tuned(&smollm2, &load).split_keys};
+                                   schedule_stock(&smollm2, &load).split_keys};
 
         if (!vectors && cases[i].n_keys > 512) continue;
         for (uint32_t k = 0; k < (n_rows == 1 ? 2 : 1); k++) {

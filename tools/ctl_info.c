@@ -93,7 +93,7 @@ static void schedule_line(const char *name, const json_t *s, const json_t *canon
     static const char *const columns[] = {"qkv",  "o",        "gate_up",   "down",
                                           "head", "norm_run", "split_keys"};
 
-    printf("%-10s", name);
+    printf("%-12s", name);
     for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
         const json_int_t n = json_integer_value(json_object_get(s, columns[i]));
         const bool same =
@@ -104,25 +104,54 @@ static void schedule_line(const char *name, const json_t *s, const json_t *canon
     printf("  %s\n", json_string_value(json_object_get(s, "hash")));
 }
 
-static void schedules(const json_t *j) {
-    const json_t *canonical = json_object_get(j, "canonical"), *tuned = json_object_get(j, "tuned");
+static void schedule_set(const char *set, const json_t *all, const json_t *canonical) {
     char name[32];
     json_t *one;
     size_t i;
 
-    if (!json_object_get(canonical, "hash")) { /* an older daemon's are words alone */
+    json_array_foreach(all, i, one) {
+        snprintf(name, sizeof(name), "%s %" JSON_INTEGER_FORMAT, set,
+                 json_integer_value(json_object_get(one, "rows")));
+        schedule_line(name, one, canonical);
+    }
+}
+
+/* How often the sets come out as the canonical schedule. */
+static void schedule_same(const json_t *same) {
+    json_t *one;
+    size_t i;
+
+    json_array_foreach(same, i, one) {
+        const json_int_t of = json_integer_value(json_object_get(one, "of"));
+
+        if (i == 0)
+            printf("\nSteps of 1 to %" JSON_INTEGER_FORMAT
+                   " rows that are canonical as they are, by "
+                   "the longest sequence\n%-12s %9s  %9s\n",
+                   of, "keys", "tuned", "stock");
+        printf("%-12" JSON_INTEGER_FORMAT " %8.0f%%  %8.0f%%\n",
+               json_integer_value(json_object_get(one, "keys")),
+               100.0 * json_number_value(json_object_get(one, "tuned")) / (double)of,
+               100.0 * json_number_value(json_object_get(one, "stock")) / (double)of);
+    }
+}
+
+static void schedules(const json_t *j) {
+    const json_t *canonical = json_object_get(j, "canonical"), *same = json_object_get(j, "same");
+
+    if (!json_object_get(canonical, "hash") || !same) { /* an older daemon's */
         facts("", j);
         return;
     }
     printf("K segments of each matrix, run of the norm's sum, keys of a KV split; = as canonical\n"
-           "%-10s %9s  %9s  %9s  %9s  %9s  %9s  %9s   hash\n",
+           "%-12s %9s  %9s  %9s  %9s  %9s  %9s  %9s   hash\n",
            "rows", "qkv", "o", "gate_up", "down", "head", "norm", "kv");
     schedule_line("canonical", canonical, canonical);
-    json_array_foreach(tuned, i, one) {
-        snprintf(name, sizeof(name), "%" JSON_INTEGER_FORMAT,
-                 json_integer_value(json_object_get(one, "rows")));
-        schedule_line(name, one, canonical);
-    }
+    schedule_set("tuned", json_object_get(j, "tuned"), canonical);
+    schedule_set("stock", json_object_get(j, "stock"), canonical);
+    schedule_same(same);
+    printf("\nA step that need not be canonical is %s.\n",
+           json_string_value(json_object_get(j, "fast")));
 }
 
 int ctl_info(struct ctl *c) {
