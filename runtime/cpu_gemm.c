@@ -162,11 +162,26 @@ const struct cpu_code cpu_code_portable = {
     .add = cpu_row_add,
 };
 
-const struct cpu_code *cpu_code_best(void) {
+uint32_t cpu_codes(const struct cpu_code *out_codes[CPU_CODES_MAX]) {
+    uint32_t n = 0;
+
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &cpu_code_avx2;
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        out_codes[n++] = &cpu_code_avx512;
+    if (avx2) out_codes[n++] = &cpu_code_avx2;
 #endif
-    return &cpu_code_portable;
+    out_codes[n++] = &cpu_code_portable;
+    return n;
+}
+
+const struct cpu_code *cpu_code_best(void) {
+    const struct cpu_code *codes[CPU_CODES_MAX];
+
+    (void)cpu_codes(codes);
+    return codes[0];
 }
 
 size_t cpu_matrix_words(uint32_t n, uint32_t n_k) {

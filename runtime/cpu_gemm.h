@@ -68,7 +68,7 @@ struct cpu_chain {
     size_t ahead;
 };
 
-/* The inner loops: one table with vector instructions, one without. */
+/* The inner loops: a table a width of vector instructions, and one without. */
 struct cpu_code {
     const char *name;
     /* Makes n values (a multiple of 16) of bf16 ready. */
@@ -84,10 +84,13 @@ struct cpu_code {
     void (*add)(uint16_t *x, const float *y, uint32_t n);
 };
 
-extern const struct cpu_code cpu_code_portable, cpu_code_avx2;
+extern const struct cpu_code cpu_code_portable, cpu_code_avx2, cpu_code_avx512;
 
-/* The fastest that this machine runs. */
-const struct cpu_code *cpu_code_best(void);
+enum { CPU_CODES_MAX = 3 };
+
+/* All that this machine runs, the fastest first, the portable one last; how many. */
+uint32_t cpu_codes(const struct cpu_code *out_codes[CPU_CODES_MAX]);
+const struct cpu_code *cpu_code_best(void); /* the first */
 
 /* The step where the fast path is wrong: rows and blocks of one group, by mma_step. */
 void cpu_chain_group(const struct cpu_chain *ch, uint32_t group, uint32_t row, uint32_t n_rows,

@@ -15,6 +15,8 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
+/* Now, not in a tree of additions at the end, for which there are no registers. */
+#define STAY(x) __asm__("" : "+x"(x))
 
 enum {
     TILE_MAX = 4, /* rows times blocks of a tile: each has a register of scales and one of sums */
@@ -171,6 +173,7 @@ TILE void tile(const struct cpu_chain *ch, uint32_t row, uint32_t block, const i
                     __m256i q = _mm256_cvttps_epi32(_mm256_mul_ps(y, scale[i]));
 
                     sum[i] = _mm256_add_epi32(sum[i], _mm256_add_epi32(p, q));
+                    STAY(sum[i]);
                 }
             }
         }
