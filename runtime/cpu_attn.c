@@ -245,10 +245,9 @@ static void weigh(const struct cpu_attn *a, struct scratch *s, struct part *part
     const float *score = s->scores[row];
     const uint32_t n_keys = b->n_keys[row], n_last = b->n_keys[b->ch->n - 1];
     const uint32_t n_all = (n_last + CPU_GROUP - 1) / CPU_GROUP * CPU_GROUP;
-    float top = score[0], m, scale;
+    float m, scale;
 
-    for (uint32_t i = 1; i < n_keys; i++) top = num_max(top, score[i]);
-    m = num_max(part->m[row], floorf(top * a->c) + 1.0f);
+    m = num_max(part->m[row], floorf(a->code->max(score, n_keys) * a->c) + 1.0f);
     scale = power(part->m[row] - m);
     part->m[row] = m;
     part->l[row] *= scale;
@@ -287,7 +286,7 @@ static void sum_weights(const struct cpu_attn *a, struct scratch *s, struct part
         const uint32_t row = lane >= b->active && lane < n ? lane : n - 1;
 
         for (uint32_t i = 0; i < n_groups * CPU_PAIRS; i++)
-            s->p_lanes[i][lane] = s->p[row][2 * i] | (uint32_t)s->p[row][2 * i + 1] << 16;
+            memcpy(&s->p_lanes[i][lane], &s->p[row][2 * i], sizeof(uint32_t));
         l[lane] = part->l[row];
     }
     a->code->chain(&chain);

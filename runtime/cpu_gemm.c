@@ -157,6 +157,7 @@ const struct cpu_code cpu_code_portable = {
     .spread = spread,
     .chain = chain,
     .weigh = weigh,
+    .max = cpu_row_max,
     .norm = cpu_row_norm,
     .round = cpu_row_round,
     .add = cpu_row_add,

@@ -78,6 +78,7 @@ struct cpu_code {
     /* Attention weights of n scores, SPEC 2.7.2, as bf16: bf16(ex2(fma(s, c, -m))). */
     void (*weigh)(const float *scores, uint32_t n, float c, float m, uint16_t *out_p);
     /* As in cpu_row.h. */
+    float (*max)(const float *x, uint32_t n);
     void (*norm)(const uint16_t *x, const uint16_t *w, uint32_t n, float eps, uint32_t run,
                  float *squares, uint16_t *out_y);
     void (*round)(const float *y, uint32_t n, uint16_t *out);

@@ -287,6 +287,7 @@ const struct cpu_code cpu_code_avx512 = {
     .spread = spread,
     .chain = chain,
     .weigh = weigh,
+    .max = cpu_row_max_avx2,
     .norm = cpu_row_norm_avx2,
     .round = cpu_row_round_avx2,
     .add = cpu_row_add_avx2,

@@ -14,6 +14,13 @@ static float tree(float *v, uint32_t n) {
     return v[0];
 }
 
+float cpu_row_max(const float *x, uint32_t n) {
+    float top = x[0];
+
+    for (uint32_t i = 1; i < n; i++) top = num_max(top, x[i]);
+    return top;
+}
+
 void cpu_row_norm(const uint16_t *x, const uint16_t *w, uint32_t n, float eps, uint32_t run,
                   float *squares, uint16_t *out_y) {
     float r;

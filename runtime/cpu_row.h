@@ -9,6 +9,11 @@
 
 #include <stdint.h>
 
+/* x[0], or the largest number above it, of n >= 1; a NaN that is not the first is passed over, and
+ * which of two zeros it is is open. */
+float cpu_row_max(const float *x, uint32_t n);
+float cpu_row_max_avx2(const float *x, uint32_t n);
+
 /* y = norm(x, w) with runs of `run` squares.  squares: n values of scratch. */
 void cpu_row_norm(const uint16_t *x, const uint16_t *w, uint32_t n, float eps, uint32_t run,
                   float *squares, uint16_t *out_y);

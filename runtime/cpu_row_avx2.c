@@ -55,6 +55,23 @@ AVX2 static float tree(float *v, uint32_t n) {
     return v[0];
 }
 
+/* num_max in every lane, all of which start with the first: one number after another would wait. */
+AVX2 float cpu_row_max_avx2(const float *x, uint32_t n) {
+    __m256 a = _mm256_set1_ps(x[0]), b = a;
+    float lanes[LANES], top;
+    uint32_t i = 0;
+
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        a = _mm256_max_ps(_mm256_loadu_ps(x + i), a);
+        b = _mm256_max_ps(_mm256_loadu_ps(x + i + LANES), b);
+    }
+    _mm256_storeu_ps(lanes, _mm256_max_ps(a, b));
+    top = lanes[0];
+    for (uint32_t lane = 1; lane < LANES; lane++) top = num_max(top, lanes[lane]);
+    for (; i < n; i++) top = num_max(top, x[i]);
+    return top;
+}
+
 AVX2 void cpu_row_norm_avx2(const uint16_t *x, const uint16_t *w, uint32_t n, float eps,
                             uint32_t run, float *squares, uint16_t *out_y) {
     __m256 r;

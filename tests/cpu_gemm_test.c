@@ -405,17 +405,26 @@ static void test_rows(void **state) {
     for (uint32_t round = 0; round < 40 * N_FLAVOURS; round++) {
         for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++) {
             const uint32_t n = lengths[l], run = round % 3 ? 1 : 1 + next() % 40;
+            float want;
 
             for (uint32_t i = 0; i < n; i++) {
                 x[i] = value((enum flavour)(round % N_FLAVOURS));
                 w[i] = value(NORMAL);
                 y[i] = num_from_bits(next() % 4 ? next() : next() << 16 | 0x8000);
             }
+            want = y[0];
+            for (uint32_t i = 1; i < n; i++) want = num_max(want, y[i]);
             for (size_t c = 0; c < n_codes; c++) {
+                float most;
+
                 codes[c]->norm(x, w, n, 1e-5f, run, squares, out[c][0]);
                 codes[c]->round(y, n, out[c][1]);
                 memcpy(out[c][2], x, sizeof(x));
                 codes[c]->add(out[c][2], y, n);
+                most = codes[c]->max(y, n);
+                if (num_bits(most) != num_bits(want) && (most != 0.0f || want != 0.0f))
+                    fail_msg("%s, the largest of %u: %08x, not %08x", codes[c]->name, n,
+                             num_bits(most), num_bits(want));
                 for (int k = 0; k < 3; k++)
                     assert_memory_equal(out[0][k], out[c][k], n * sizeof(uint16_t));
             }
