@@ -24,13 +24,17 @@ enum {
     MANY_STAGING_BYTES = 8 * 16 * 144, /* as in sm90_gemm_many.cuh */
     MANY_GROUP = 8,                    /* pairs of row tiles: 4 MB of x at K = 1024 */
     MANY_ROWS_MIN = 65,
-    ROUND_CYCLES = 3000, /* of a tile's end and the next one's beginning */
-    PAIR_CYCLES = 4000,  /* of blocks that wait for each other to begin and to end */
+    ROUND_CYCLES = 3000,   /* of a tile's end and the next one's beginning */
+    CLUSTER_CYCLES = 2000, /* of two blocks that add up their sums */
+    PAIR_CYCLES = 4000,    /* of blocks that wait for each other to begin and to end */
     HBM_BYTES_PER_CYCLE = 2100,
     MANY_WIDE_MAX = 256,
     MANY_CUT_WIDE = 128, /* of the kernel whose registers hold a tree of MANY_TREE segments */
     MANY_TREE = 4,
     MANY_SPLITS_MAX = 4,
+    FOUR_THREADS = 640,
+    FOUR_SEGMENTS = 4,
+    FOUR_ROUND_CYCLES = 28, /* a row of W to a tile */
     PACK_THREADS = 256,
     GRID_Y_MAX = 65535,
     HOLD_BYTES_PER_US = 4500000 / 8 * 10, /* memory's rate, of which a block waits 8 parts in 10 */
@@ -54,6 +58,8 @@ static const struct kernel_info {
     [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
     [CUDA_GEMM_MANY256] = {"sm90_gemm_bf16_many256", 256, 4},
     [CUDA_GEMM_SPLIT128] = {"sm90_gemm_bf16_split128", 128, 6},
+    [CUDA_GEMM_FOUR32] = {"sm90_gemm_bf16_four32", 32, 3},
+    [CUDA_GEMM_FOUR64] = {"sm90_gemm_bf16_four64", 64, 2},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
 };
 
@@ -131,6 +137,10 @@ static bool is_many(enum cuda_gemm_kernel kernel) {
     return kernel >= CUDA_GEMM_MANY48 && kernel <= CUDA_GEMM_SPLIT128;
 }
 
+static bool is_four(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_FOUR32 || kernel == CUDA_GEMM_FOUR64;
+}
+
 /* Segments that one block adds up, at most, and blocks that share those of a tile. */
 static uint32_t many_tree(enum cuda_gemm_kernel kernel) {
     return kernels[kernel].width == MANY_CUT_WIDE ? MANY_TREE : 1;
@@ -141,13 +151,14 @@ static bool many_can_split(enum cuda_gemm_kernel kernel, uint32_t n_splits) {
                                         : n_splits == 1;
 }
 
-/* Blocks of K must not straddle segments, and a block's share of them fits its registers. */
+/* Blocks of K must not straddle segments but for FOUR*, and a block's share of them fits its registers. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                    uint32_t segments) {
     const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
     const bool aligned = segments == 1 || w->n_k % (SM90_GEMM_BLOCK * segments) == 0;
 
     if (kernel == CUDA_GEMM_ANY) return true;
+    if (is_four(kernel)) return !w->turns && (segments == 2 || segments == FOUR_SEGMENTS);
     if (is_few(kernel))
         return aligned && segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
     /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
@@ -231,7 +242,23 @@ static uint64_t few_cycles(const struct cuda_gemm_weight *w, uint32_t n_rows, ui
     const uint32_t comes = (w->tile + ceil_div(n_rows, n_row_tiles)) * 26 / 10;
     const uint32_t block = max_u32(comes, hbm_cycles(w->tile, n_blocks));
 
-    return (uint64_t)ceil_div(n_blocks, UNITS) * (w->n_blocks / ranks * block + ROUND_CYCLES);
+    return (uint64_t)ceil_div(n_blocks, UNITS) * (w->n_blocks / ranks * block + ROUND_CYCLES) +
+           (ranks > 1 ? CLUSTER_CYCLES : 0);
+}
+
+static uint32_t four_tiles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                           uint32_t n_rows) {
+    return ceil_div(n_rows, SM90_GEMM_FOUR_TOKENS) * ceil_div(w->n, kernels[kernel].width);
+}
+
+static uint64_t four_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows, uint32_t segments) {
+    const uint32_t n_tiles = four_tiles(kernel, w, n_rows);
+    /* A block that two segments share comes twice. */
+    const uint32_t n_blocks = w->n_blocks + (w->n_k % (SM90_GEMM_BLOCK * segments) ? segments : 0);
+    const uint32_t width = kernels[kernel].width, comes = (SM90_GEMM_FOUR_TOKENS + width) * 26 / 10;
+
+    return (uint64_t)ceil_div(n_tiles, UNITS) * (n_blocks * comes + width * FOUR_ROUND_CYCLES);
 }
 
 /* The fastest way of the kernel, of those asked for; its cycles, or UINT64_MAX where it has none. */
@@ -265,14 +292,15 @@ static enum cuda_gemm_kernel choose(const struct cuda_gemm_weight *w, uint32_t n
            (kernels[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
         kernel--;
     if (!cuda_gemm_can(kernel, w, segments)) kernel = CUDA_GEMM_ANY;
-    if (n_rows < MANY_ROWS_MIN) return kernel;
+    if (n_rows < MANY_ROWS_MIN && kernel != CUDA_GEMM_ANY) return kernel;
     if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
-    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_SPLIT128; k++) {
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_FOUR64; k++) {
         struct many_way way;
         uint64_t cycles;
 
         if (!cuda_gemm_can(k, w, segments)) continue;
-        cycles = many_choose(k, w, n_rows, segments, n_splits, 0, &way);
+        cycles = is_four(k) ? four_cycles(k, w, n_rows, segments)
+                            : many_choose(k, w, n_rows, segments, n_splits, 0, &way);
         if (cycles >= best) continue;
         best = cycles;
         kernel = k;
@@ -291,6 +319,14 @@ static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
     return ALIGN_BYTES + kernels[kernel].stages * rows * ROW_BYTES + MANY_STAGING_BYTES;
 }
 
+/* Four rings, two tiles of sums, and of one warpgroup the staging. */
+static uint32_t shared_bytes_four(enum cuda_gemm_kernel kernel) {
+    const uint32_t width = kernels[kernel].width, rows = SM90_GEMM_FOUR_TOKENS + width;
+
+    return ALIGN_BYTES + FOUR_SEGMENTS * kernels[kernel].stages * rows * ROW_BYTES +
+           2 * SM90_GEMM_FOUR_TOKENS * width * 4 + MANY_STAGING_BYTES / 2;
+}
+
 int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *e) {
     struct cuda_gemm *g = calloc(1, sizeof(*g));
     int r;
@@ -303,7 +339,8 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
 
         if (is_few(i))
             n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE : RING_BYTES);
-        if (kernels[i].stages) n_bytes = shared_bytes_many(i);
+        if (is_many(i)) n_bytes = shared_bytes_many(i);
+        if (is_four(i)) n_bytes = shared_bytes_four(i);
         r = cuda_driver_entry(d, kernels[i].name, kernels[i].name, n_bytes, &g->entries[i], e);
     }
     if (r < 0) {
@@ -443,6 +480,27 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     return cuda_driver_launch(g->driver, &launch, e);
 }
 
+static int run_four(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                    const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    const uint32_t n_row_tiles = ceil_div(a->n_rows, SM90_GEMM_FOUR_TOKENS);
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = kernels[kernel].name,
+        .grid = {min_u32(four_tiles(kernel, a->w, a->n_rows), UNITS)},
+        .block = {FOUR_THREADS},
+        .shared_bytes = shared_bytes_four(kernel),
+        .overlap = a->overlap,
+    };
+    CUtensorMap map;
+    int r;
+
+    p->height = ceil_div(a->n_rows, n_row_tiles * SM90_GEMM_ATOM_ROWS) * SM90_GEMM_ATOM_ROWS;
+    r = encode(g, a, p->height, &map, e);
+    if (r < 0) return r;
+    launch.params = (void *[]){&map, p};
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
 static int run_any(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct sm90_gemm *p,
                    struct err *e) {
     const uint32_t n_shares = min_u32(a->segments, 4);
@@ -485,6 +543,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     if (a->n_rows == 0) return 0;
     ASSERT(cuda_gemm_can(kernel, a->w, a->segments));
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
+    if (is_four(kernel)) return run_four(g, kernel, a, &p, e);
     return is_many(kernel) ? run_many(g, kernel, a, &p, e) : run_few(g, kernel, a, &p, e);
 }
 

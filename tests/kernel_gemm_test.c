@@ -276,6 +276,8 @@ static const struct shape {
     {8, 48, 1, 1, false, "less than a block of K"},
     {24, 48, 4, 4, false, "segments of 16, one of them past the end"},
     {576, 576, 4, 4, false, "SmolLM2's o: segments that end inside a block of K"},
+    {1000, 1040, 4, 4, false, "the same, the last segment shorter"},
+    {1000, 1040, 2, 1, false, "the same, in two"},
     {576, 1536, 4, 4, false, "SmolLM2's down: six blocks a segment"},
     {960, 576, 1, 1, false, "SmolLM2's qkv"},
     {3072, 576, 1, 1, true, "SmolLM2's gate and up"},
@@ -421,7 +423,7 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
             args.n_rows = counts[c];
             args.n_splits = ways[i].n_splits;
             args.pairs = ways[i].pairs;
-            if ((k < CUDA_GEMM_MANY48 || k > CUDA_GEMM_SPLIT128) && counts[c] > 300) continue;
+            if ((k < CUDA_GEMM_MANY48 || k > CUDA_GEMM_FOUR64) && counts[c] > 300) continue;
             if (!cuda_gemm_can_so(k, &w, counts[c], segments, args.n_splits, args.pairs)) continue;
             GPU_DRIVER(cuMemsetD8Async(d_out, GPU_POISON, out_bytes, gpu->stream));
             GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));
