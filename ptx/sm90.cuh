@@ -77,6 +77,15 @@ DEVICE void sm90_named_arrive(u32 id, u32 n_threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
+/* The same for what other blocks of the cluster sent. */
+DEVICE void sm90_barrier_wait_cluster(u32 barrier, u32 parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
 /* Clusters. */
 
 DEVICE u32 sm90_cluster_rank(void) {
@@ -90,6 +99,38 @@ DEVICE void sm90_cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
+}
+
+/* In two halves: all threads of a warp arrive, and later wait, together. */
+DEVICE void sm90_cluster_arrive(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+DEVICE void sm90_cluster_wait(void) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The same place of another block of the cluster, or of this one, for sends. */
+DEVICE u32 sm90_peer(u32 address, u32 rank) {
+    u32 peer;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(address), "r"(rank));
+    return peer;
+}
+
+/* To a peer's memory, counted in bytes at a barrier there. */
+DEVICE void sm90_send(u32 to, float x, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::
+                     "r"(to),
+                 "f"(x), "r"(barrier)
+                 : "memory");
+}
+
+DEVICE void sm90_send2(u32 to, float x, float y, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
+                 "[%0], {%1, %2}, [%3];" ::"r"(to),
+                 "f"(x), "f"(y), "r"(barrier)
+                 : "memory");
 }
 
 DEVICE float4 sm90_load_peer(u32 address, u32 rank) {
@@ -124,6 +165,18 @@ DEVICE void sm90_copy_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(n_bytes), "r"(barrier), "l"(policy)
                  : "memory");
+}
+
+/* 16 bytes by a thread, or zeros and `from` is not read. */
+DEVICE void sm90_copy_or_zero(u32 to, const void *from, bool copy) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(copy ? 16 : 0)
+                 : "memory");
+}
+
+/* One arrival, once this thread's copies so far are there. */
+DEVICE void sm90_barrier_arrive_copied(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /* To the same place of every block of the cluster in `ranks`, each told at its own barrier. */
@@ -233,6 +286,31 @@ DEVICE void sm90_load_matrices_across(u32 (&r)[4], u32 address) {
 DEVICE void sm90_store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* Shared memory by its address. */
+
+DEVICE u32 sm90_load1(u32 address) {
+    u32 r;
+
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
+DEVICE float4 sm90_load4(u32 address) {
+    float4 v;
+
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+DEVICE void sm90_store4(u32 address, u32 x, u32 y, u32 z, u32 w) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z),
+                 "r"(w)
                  : "memory");
 }
 

@@ -71,6 +71,48 @@ DEVICE float *attn_part(const struct sm90_attn &a, u32 slot) {
     return (float *)a.parts + (u64)slot * ROWS * (2 + D);
 }
 
+/* Packets: what a split leaves of two columns of a head, for a block that waits for just that.  A
+ * word is kept inverted and is never zero, so what is not zero has come, and no flag is needed;
+ * whoever takes a packet leaves zeros for the next launch. */
+DEVICE u32 attn_packet_word(float x) {
+    return max(~num_bits(x), 1u); /* the one NaN that it would change is never made */
+}
+
+DEVICE void attn_packet_leave(float4 *at, const float4 &x) {
+    asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at),
+                 "r"(attn_packet_word(x.x)), "r"(attn_packet_word(x.y)),
+                 "r"(attn_packet_word(x.z)), "r"(attn_packet_word(x.w))
+                 : "memory");
+}
+
+DEVICE uint4 attn_packet_look(const float4 *at) {
+    uint4 v;
+
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
+/* n of them, at most N, STEP apart, to `use` in order. */
+template <int N, int STEP, typename F>
+DEVICE void attn_packets_take(float4 *at, u32 n, const F &use) {
+    uint4 v[N];
+
+#pragma unroll
+    for (u32 i = 0; i < N; i++)
+        if (i < n) v[i] = attn_packet_look(at + i * STEP);
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+        if (i >= n) continue;
+        while (!v[i].x || !v[i].y || !v[i].z || !v[i].w) v[i] = attn_packet_look(at + i * STEP);
+        *(uint4 *)(at + i * STEP) = make_uint4(0, 0, 0, 0);
+        use(make_float4(num_from_bits(~v[i].x), num_from_bits(~v[i].y), num_from_bits(~v[i].z),
+                        num_from_bits(~v[i].w)));
+    }
+}
+
 /* Which query rows' values, in fours, of a tile this block folds once all parts are parked. */
 struct attn_share {
     u32 first, end;

@@ -12,6 +12,10 @@ enum {
     SM90_ATTN_PAGE = 64,       /* positions */
     SM90_ATTN_BLOCK = 128,     /* keys between two looks at the maximum, SPEC 2.7 */
     SM90_ATTN_FEW_HEADS = 8,   /* query heads to a block of sm90_attn_bf16_few* */
+    SM90_ATTN_SPREAD_KEYS = 512,   /* the only splits of sm90_attn_bf16_spread* */
+    SM90_ATTN_SPREAD_COLUMNS = 32, /* of values to one of its blocks */
+    SM90_ATTN_SPREAD_BYTES = 91264, /* of shared memory */
+    SM90_ATTN_PACKET = 16,     /* bytes: what a split leaves of two columns of a head */
     SM90_ATTN_ROWS = 64,       /* query rows (position x head) to a warpgroup of many */
 };
 
@@ -42,13 +46,16 @@ struct sm90_attn {
     unsigned long long table;     /* u32 [n_seqs][n_seq_pages] */
     unsigned long long tiles;     /* struct sm90_attn_tile [gridDim.y] */
     unsigned long long parts;     /* f32, of splits that are folded later */
+    unsigned long long packets;   /* of splits that are folded at once, zero before and after */
     unsigned long long counters;  /* u32 [tiles x KV heads x chunks], zero before and after */
     unsigned q_stride, position_stride;
     unsigned n_heads, n_kv_heads, n_shared; /* n_shared query heads to a KV head */
     unsigned n_seq_pages;
     unsigned split_keys; /* SPEC 2.7 */
-    unsigned n_splits;   /* gridDim.z: 1, or at least as many as the longest tile has */
-    unsigned together;   /* 1: all blocks run at once, and the splits of a tile share its fold */
+    unsigned n_splits;   /* at least as many as the longest tile has; 1: a block has them all */
+    unsigned block_keys; /* of sm90_attn_bf16_few*: keys of a row to a block, a number of splits */
+    unsigned together;   /* 1: all blocks run at once, and those of a tile share its fold */
+    unsigned early;      /* 1: at most one block a multiprocessor: the next kernel may start */
     float c;
 };
 

@@ -1,7 +1,8 @@
 /* sm90_attn_few - attention of rows by themselves: bound by reading keys and values once.
  *
  *   a         see sm90_attn.h; tiles of one row each
- *   grid      (KV heads x chunks of 8 query heads, tiles, n_splits)
+ *   grid      (KV heads x chunks of 8 query heads, tiles, blocks of a row and more: those without
+ *             keys touch no result)
  *   block     160 threads: four warps that compute, one that copies
  *   shared    1024 to align, then STAGES times 128 keys (or values) x D
  *   rounding  SPEC 2.7
@@ -9,8 +10,9 @@
  *
  * The query heads of a KV head are rows of mma.sync, eight of sixteen.  Scores are shared out over
  * warps by keys, sums by columns of V; between them the maximum and the weights pass through
- * shared memory.  With n_splits == 1 a block folds all splits of its row; else one each, and the
- * last block to finish folds them all.
+ * shared memory.  A block that has all splits of its row folds them where they end.  Else, where all
+ * blocks run at once (`together`), each leaves its splits as packets and folds a share of the row;
+ * where they do not, a block has one split, and the last one to finish folds all.
  *
  *   barrier  arrives                waits
  *   full     copier, the bytes      all who compute
@@ -28,6 +30,7 @@ enum {
     HEADS = SM90_ATTN_FEW_HEADS,
     BLOCK = SM90_ATTN_BLOCK,
     PAGE = SM90_ATTN_PAGE,
+    PARTS = 8,           /* of a share's fold, in flight */
     P_PITCH = BLOCK + 8, /* weights of a head, against bank conflicts */
 };
 
@@ -41,8 +44,9 @@ struct few_shared {
 /* What a block does: keys first .. end - 1 for some heads of one row. */
 struct few_unit {
     u32 row, seq, first, end, limit, old; /* limit: of the row's keys; old: of sm90_attn_tile */
-    u32 kv_head, head, n_heads;      /* query heads head .. head + n_heads - 1 */
-    u32 n_parts, part, slot;         /* of the row, this one's, the first one's place */
+    u32 kv_head, head, n_heads;           /* query heads head .. head + n_heads - 1 */
+    u32 n_blocks, block;                  /* of the row, this one */
+    u32 n_parts, slot;                    /* splits of the row, the first one's place */
 };
 
 DEVICE bool few_unit(const struct sm90_attn &a, struct few_unit &u) {
@@ -56,12 +60,13 @@ DEVICE bool few_unit(const struct sm90_attn &a, struct few_unit &u) {
     u.kv_head = blockIdx.x % a.n_kv_heads;
     u.head = u.kv_head * a.n_shared + chunk * HEADS;
     u.n_heads = min((u32)HEADS, a.n_shared - chunk * HEADS);
-    u.part = blockIdx.z;
-    u.n_parts = a.n_splits == 1 ? 1 : (tile.end + a.split_keys - 1) / a.split_keys;
-    u.slot = (blockIdx.y * a.n_kv_heads * n_chunks + blockIdx.x) * a.n_splits;
-    u.first = u.part * a.split_keys;
-    u.end = a.n_splits == 1 ? tile.end : min(u.first + a.split_keys, tile.end);
-    return tile.n_rows > 0 && u.first < u.end;
+    u.block = blockIdx.z;
+    u.n_blocks = (tile.end + a.block_keys - 1) / a.block_keys;
+    u.n_parts = (tile.end + a.split_keys - 1) / a.split_keys;
+    u.slot = (blockIdx.y * gridDim.x + blockIdx.x) * a.n_splits;
+    u.first = u.block * a.block_keys;
+    u.end = min(u.first + a.block_keys, tile.end);
+    return tile.n_rows > 0 && u.block < u.n_blocks;
 }
 
 struct few_stage {
@@ -140,12 +145,53 @@ DEVICE void few_write(const struct sm90_attn &a, const struct few_unit &u,
 template <int D>
 DEVICE void few_park(const struct sm90_attn &a, const struct few_unit &u,
                      const struct few_sums<D> &s, u32 head, u32 column, bool first) {
-    float *part = attn_part<D, HEADS>(a, u.slot + u.part), *o = part + 2 * HEADS + head * D + column;
+    float *part = attn_part<D, HEADS>(a, u.slot + u.block), *o = part + 2 * HEADS + head * D + column;
 
     if (first) *(float2 *)(part + 2 * head) = make_float2(s.m, s.l);
 #pragma unroll
     for (u32 j = 0; j < D / 32; j++)
         *(float2 *)(o + j * 8) = make_float2(s.o[2 * j], s.o[2 * j + 1]);
+}
+
+/* The same for blocks that all run at once: packets, two columns of a head each. */
+template <int D>
+DEVICE void few_leave(const struct sm90_attn &a, const struct few_unit &u,
+                      const struct few_sums<D> &s, u32 part, u32 head, u32 column) {
+    float4 *packets = (float4 *)a.packets + (u64)(u.slot + part) * (HEADS * D / 2);
+
+#pragma unroll
+    for (u32 j = 0; j < D / 32; j++)
+        attn_packet_leave(packets + (head * D + column) / 2 + j * 4,
+                          make_float4(s.o[2 * j], s.o[2 * j + 1], s.m, s.l));
+}
+
+/* Of all parts' packets this block's share. */
+template <int D>
+DEVICE void few_take(const struct sm90_attn &a, const struct few_unit &u) {
+    float4 *packets = (float4 *)a.packets + (u64)u.slot * (HEADS * D / 2);
+    const u32 n = u.n_heads * (D / 2), end = n * (u.block + 1) / u.n_blocks;
+
+    for (u32 e = n * u.block / u.n_blocks + threadIdx.x; e < end; e += FEW_THREADS) {
+        float m = ATTN_M_START, l = 0.0f, o[2] = {0.0f, 0.0f};
+
+        for (u32 first = 0; first < u.n_parts; first += PARTS)
+            attn_packets_take<PARTS, HEADS * D / 2>(
+                packets + e + first * (HEADS * D / 2), min((u32)PARTS, u.n_parts - first),
+                [&](const float4 &part) {
+                    const struct attn_fold f = attn_fold(m, part.z);
+
+                    m = f.m;
+                    l = attn_folded(f, l, part.w);
+                    o[0] = attn_folded(f, o[0], part.x);
+                    o[1] = attn_folded(f, o[1], part.y);
+                });
+        const float inverse = 1.0f / l;
+        const float x = attn_result(o[0], inverse), y = attn_result(o[1], inverse);
+
+        *(u32 *)((u16 *)a.out + ((u64)u.row * a.n_heads + u.head) * D + 2 * e) = sm90_pack(x, y);
+        if (!attn_sums_fine(m, l) || !attn_finite(x) || !attn_finite(y))
+            ((unsigned char *)a.flagged)[u.row] = 1;
+    }
 }
 
 /* Values past the end of the sequence may be anything, and 0 times a NaN is not 0. */
@@ -284,12 +330,15 @@ DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
 
         // the end of a split
         if ((start + BLOCK) % a.split_keys != 0 && start + BLOCK < u.end) continue;
-        if (u.n_parts > 1) {
+        if (u.n_blocks > 1) {
             struct few_sums<D> part = {m, sums[0], {0.0f}};
 
 #pragma unroll
             for (u32 j = 0; j < D / 16; j++) part.o[j] = o[j / 2][j % 2];
-            if (real) few_park<D>(a, u, part, head, columns + q * 2, warp == 0 && q == 0);
+            if (real && a.together)
+                few_leave<D>(a, u, part, start / a.split_keys, head, columns + q * 2);
+            else if (real)
+                few_park<D>(a, u, part, head, columns + q * 2, warp == 0 && q == 0);
         } else {
             const struct attn_fold f = attn_fold(total.m, m);
 
@@ -304,13 +353,15 @@ DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
 #pragma unroll
         for (u32 j = 0; j < n_fragments; j++) o[j][0] = o[j][1] = 0.0f;
     }
-    if (u.n_parts > 1) {
-        const struct attn_share share = attn_share(a, u.n_parts, u.part, u.n_heads * (D / 4), 1,
+    if (u.n_blocks > 1 && a.together) {
+        if (threadIdx.x == 0) sm90_launch_next(); // all blocks are about to end
+        few_take<D>(a, u);
+    } else if (u.n_blocks > 1) {
+        const struct attn_share share = attn_share(a, u.n_parts, u.block, u.n_heads * (D / 4), 1,
                                                    FEW_THREADS, sh.count);
 
         attn_combine<D, HEADS, 1, 16>(a, share, u.slot, u.n_parts, u.row, u.head, HEADS,
                                       FEW_THREADS);
-        attn_leave(a, u.n_parts);
     } else if (real) {
         few_write<D>(a, u, total, head, columns + q * 2);
     }
@@ -334,14 +385,16 @@ DEVICE void few_run(const struct sm90_attn &a) {
     __syncthreads(); // nobody touches a barrier before it is made
     const bool some = few_unit(a, u); // of the upload, which no kernel writes
 
+    if (a.early && threadIdx.x == 0) sm90_launch_next();
     if (some && threadIdx.x == FEW_THREADS) {
         few_copy<D>(a, u, sh, ring);
         return;
     }
     sm90_wait_previous();
     if (some && threadIdx.x < FEW_THREADS) few_compute<D>(a, u, sh, ring);
-    /* Not before: the next kernel's blocks would take the places that ours leave one by one, two on
-     * some multiprocessors and none on others, and a product takes as long as its fullest. */
+    /* Not before, where blocks share multiprocessors: the next kernel's blocks would take the places
+     * that ours leave one by one, two on some multiprocessors and none on others, and a product
+     * takes as long as its fullest. */
     if (threadIdx.x == 0) sm90_launch_next();
 }
 

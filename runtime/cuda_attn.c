@@ -17,6 +17,8 @@ enum {
     FEW_STAGES = 3, /* as in sm90_attn_few.cuh */
     FEW_THREADS = 160,
     ALIGN_BYTES = 1024,
+    SPREAD_THREADS = 256,
+    PACKET_BYTES = 16 << 20,
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
     FOLD_BYTES = 48 << 20, /* of what their splits leave */
     BLOCKS_THAT_FILL = 64, /* so many blocks read at the memory's rate */
@@ -33,12 +35,14 @@ static const struct kind {
     {{"sm90_attn_bf16_many64", "sm90_attn_bf16_many128"}, 2, 4, 384},
 };
 
+static const char *const spread_names[2] = {"sm90_attn_bf16_spread64", "sm90_attn_bf16_spread128"};
+
 struct cuda_attn {
     struct cuda_driver *driver;
     struct cuda_attn_shape shape;
     uint32_t n_shared; /* query heads of a KV head */
     float c;           /* log2(e) / sqrt(head_dim) */
-    CUfunction entries[CUDA_ATTN_KINDS];
+    CUfunction entries[CUDA_ATTN_KINDS], spread;
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -84,6 +88,11 @@ int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
 
         r = cuda_driver_entry(d, name, name, shared_bytes(s, i), &a->entries[i], e);
     }
+    if (r == 0) {
+        const char *name = spread_names[s->head_dim == 128];
+
+        r = cuda_driver_entry(d, name, name, ALIGN_BYTES + SM90_ATTN_SPREAD_BYTES, &a->spread, e);
+    }
     if (r < 0) {
         cuda_attn_close(a);
         return r;
@@ -98,7 +107,7 @@ void cuda_attn_close(struct cuda_attn *a) {
 
 uint64_t cuda_attn_work_bytes(const struct cuda_attn *a) {
     (void)a;
-    return FOLD_TILES * sizeof(uint32_t) + FOLD_BYTES;
+    return FOLD_TILES * sizeof(uint32_t) + PACKET_BYTES + FOLD_BYTES;
 }
 
 /* Query rows of a run of n rows decide who computes it. */
@@ -211,6 +220,60 @@ static uint32_t count_splits(const struct cuda_attn *a, const struct cuda_attn_p
     return n_splits;
 }
 
+/* Packets that so many splits leave of so many columns each. */
+static bool packets_fit(uint64_t n_splits, uint32_t n_columns) {
+    return n_splits * SM90_ATTN_FEW_HEADS * n_columns / 2 * SM90_ATTN_PACKET <= PACKET_BYTES;
+}
+
+/* Where the blocks are no more than multiprocessors: as many as leave none of these empty, so that
+ * the next kernel's blocks, which may start at once, spread evenly over them. */
+static void fill_units(const struct cuda_attn *a, struct cuda_launch *l, struct sm90_attn *p) {
+    const uint32_t n_slice = l->grid[0] * l->grid[1], n_units = a->driver->n_units;
+
+    p->early = (uint64_t)n_slice * l->grid[2] <= n_units;
+    if (p->early) l->grid[2] = n_units / n_slice;
+}
+
+/* Single rows, so few that each split is spread over a cluster of its own. */
+static bool to_spread(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
+                      uint32_t split_keys, struct cuda_launch *l) {
+    const uint32_t n_ranks = a->shape.head_dim / SM90_ATTN_SPREAD_COLUMNS;
+    const uint32_t n_splits = ceil_div(plan->end_max, SM90_ATTN_SPREAD_KEYS);
+
+    if (split_keys != SM90_ATTN_SPREAD_KEYS) return false;
+    if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > a->driver->n_units) return false;
+    l->entry = a->spread;
+    l->name = spread_names[a->shape.head_dim == 128];
+    l->grid[0] *= n_ranks;
+    l->grid[2] = n_splits;
+    l->block[0] = SPREAD_THREADS;
+    l->cluster = n_ranks;
+    l->shared_bytes = ALIGN_BYTES + SM90_ATTN_SPREAD_BYTES;
+    return true;
+}
+
+/* Blocks of a row: as many as find a multiprocessor each, if that is more than one. */
+static void to_few(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
+                   uint32_t split_keys, struct cuda_launch *l, struct sm90_attn *p) {
+    const uint32_t n_rows = l->grid[0] * l->grid[1]; /* times KV heads and chunks */
+    const uint32_t n_splits = ceil_div(plan->end_max, split_keys);
+    const uint32_t n_blocks_max = a->driver->n_units / n_rows;
+
+    p->together = n_splits > 1 && n_blocks_max > 1 &&
+                  packets_fit((uint64_t)n_rows * n_splits, a->shape.head_dim);
+    if (p->together) {
+        const uint32_t n_block_splits = ceil_div(n_splits, n_blocks_max);
+
+        p->n_splits = n_splits;
+        p->block_keys = n_block_splits * split_keys;
+        l->grid[2] = ceil_div(n_splits, n_block_splits);
+        return;
+    }
+    p->n_splits = count_splits(a, plan, CUDA_ATTN_FEW, l->grid[0], split_keys);
+    p->block_keys = p->n_splits == 1 ? n_splits * split_keys : split_keys;
+    l->grid[2] = p->n_splits;
+}
+
 int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
                   const struct cuda_attn_args *args, struct err *e) {
     const uint32_t n_chunks = ceil_div(a->n_shared, SM90_ATTN_FEW_HEADS);
@@ -223,7 +286,8 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         .table = args->d_table,
         .tiles = args->d_tiles,
         .counters = args->d_work,
-        .parts = args->d_work + FOLD_TILES * sizeof(uint32_t),
+        .packets = args->d_work + FOLD_TILES * sizeof(uint32_t),
+        .parts = args->d_work + FOLD_TILES * sizeof(uint32_t) + PACKET_BYTES,
         .q_stride = args->q_stride,
         .position_stride = args->position_stride,
         .n_heads = a->shape.n_heads,
@@ -250,10 +314,16 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         };
 
         if (plan->n_tiles[kind] == 0) continue;
-        p.n_splits = count_splits(a, plan, kind, launch.grid[0], args->split_keys);
-        launch.grid[2] = p.n_splits;
-        /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
-        p.together = !few && launch.grid[0] * launch.grid[1] * launch.grid[2] <= a->driver->n_units;
+        if (few) {
+            if (!to_spread(a, plan, args->split_keys, &launch))
+                to_few(a, plan, args->split_keys, &launch, &p);
+            fill_units(a, &launch, &p);
+        } else {
+            p.n_splits = launch.grid[2] =
+                count_splits(a, plan, kind, launch.grid[0], args->split_keys);
+            /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
+            p.together = launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_units;
+        }
         r = cuda_driver_launch(a->driver, &launch, e);
         p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);
     }
