@@ -12,12 +12,15 @@ enum {
     SM90_ATTN_PAGE = 64,       /* positions */
     SM90_ATTN_BLOCK = 128,     /* keys between two looks at the maximum, SPEC 2.7 */
     SM90_ATTN_FEW_HEADS = 8,   /* query heads to a block of sm90_attn_bf16_few* */
-    SM90_ATTN_SPREAD_KEYS = 512,   /* the only splits of sm90_attn_bf16_spread* */
-    SM90_ATTN_SPREAD_COLUMNS = 32, /* of values to one of its blocks */
-    SM90_ATTN_SPREAD_BYTES = 91264, /* of shared memory */
+    SM90_ATTN_SPREAD_KEYS = 512,   /* the only splits of sm90_attn_bf16_spread*, pair* */
     SM90_ATTN_PACKET = 16,     /* bytes: what a split leaves of two columns of a head */
     SM90_ATTN_ROWS = 64,       /* query rows (position x head) to a warpgroup of many */
 };
+
+/* Shared memory of sm90_attn_bf16_spread* and pair*, of so many columns of values to a block. */
+#define SM90_ATTN_SPREAD_BYTES(head_dim, columns)                                            \
+    (2048 * (columns) + SM90_ATTN_FEW_HEADS * (SM90_ATTN_SPREAD_KEYS * 4 + 32 * (head_dim) / \
+     (columns) + (SM90_ATTN_SPREAD_KEYS + 8) * 2))
 
 /* Where value i of `slot` is within the keys, or the values, of a page and head; in values. */
 #define SM90_ATTN_AT(slot, i, head_dim)                                          \

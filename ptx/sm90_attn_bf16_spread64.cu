@@ -1,8 +1,8 @@
-// sm90_attn_bf16_spread64 - attention of single rows, few of them, heads of 64: see
-// sm90_attn_spread.cuh.
+// sm90_attn_bf16_spread64 - attention of single rows, few of them, heads of 64, 2 blocks to a split:
+// see sm90_attn_spread.cuh.
 #include "ptx/sm90_attn_spread.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     sm90_attn_bf16_spread64(const __grid_constant__ struct sm90_attn a) {
-    spread_run<64>(a);
+    spread_run<64, 32>(a);
 }

@@ -3,14 +3,14 @@
  *
  *   a         see sm90_attn.h; split_keys is SPREAD_KEYS; tiles of one row each
  *   grid      (KV heads x chunks of 8 query heads x ranks, tiles, n_splits and more); clusters of
- *             D / 32 ranks along x; blocks without a split keep their place and touch no result
+ *             D / COLUMNS ranks along x; blocks without a split keep their place and touch no result
  *   block     256 threads
  *   shared    1024 to align, then keys, values, scores and weights of struct spread_layout
  *   rounding  SPEC 2.7
  *   bound by  latency: page table, keys, scores to the cluster, steps over 512 keys, the fold
  *
- * Rank r has the split's keys r KEYS .. for the scores, and columns 32 r .. of all values for the
- * sums, so a cluster reads each byte once and each block 64 KB, all of it on its way at once.
+ * Rank r has its share of the split's keys for the scores, and columns COLUMNS r .. of all values
+ * for the sums: a cluster reads each byte once, and all of it is on its way at once.
  * Scores go to all blocks of the cluster, each of which has the maxima and weights for itself: one
  * exchange.  The splits of a row are folded by the blocks of the last one, which comes last in the
  * order of blocks: whom it waits for has its place.
@@ -28,8 +28,6 @@ enum {
     SPREAD_THREADS = 256,
     SPREAD_WARPS = SPREAD_THREADS / 32,
     SPREAD_KEYS = SM90_ATTN_SPREAD_KEYS,
-    COLUMNS = SM90_ATTN_SPREAD_COLUMNS,
-    COLUMN_WARPS = COLUMNS / 8,
     HEADS = SM90_ATTN_FEW_HEADS,
     BLOCK = SM90_ATTN_BLOCK,
     BLOCKS = SPREAD_KEYS / BLOCK,
@@ -39,22 +37,29 @@ enum {
     PARTS = 8,                 /* of a fold, in flight */
 };
 
-template <int D>
+template <int D, int COLUMNS>
 struct spread_layout {
     static constexpr u32 ranks = D / COLUMNS;
+    static constexpr u32 row_bytes = 2 * COLUMNS, chunks = COLUMNS / 8; /* of 16 bytes, of values */
+    static constexpr u32 sum_threads = COLUMNS / 8 * 32;
     static constexpr u32 rank_keys = SPREAD_KEYS / ranks, warp_keys = rank_keys / SPREAD_WARPS;
     static constexpr u32 rank_pages = rank_keys / PAGE;
     static constexpr u32 n_maxima = SPREAD_KEYS / warp_keys;
     static constexpr u32 keys = 0;
     static constexpr u32 values = keys + rank_keys * D * 2;
-    static constexpr u32 scores = values + SPREAD_KEYS * COLUMNS * 2;
+    static constexpr u32 scores = values + SPREAD_KEYS * row_bytes;
     static constexpr u32 maxima = scores + HEADS * SPREAD_KEYS * 4;
     static constexpr u32 weights = maxima + HEADS * n_maxima * 4;
     static constexpr u32 bytes = weights + HEADS * P_PITCH * 2;
+
+    static_assert(bytes == SM90_ATTN_SPREAD_BYTES(D, COLUMNS), "");
 };
 
-static_assert(spread_layout<128>::bytes <= SM90_ATTN_SPREAD_BYTES, "");
-static_assert(spread_layout<64>::bytes <= SM90_ATTN_SPREAD_BYTES, "");
+/* Where chunk c of a key's values stands: no two of eight keys in the same banks. */
+template <int COLUMNS>
+DEVICE u32 spread_value(u32 key, u32 chunk) {
+    return key * (2 * COLUMNS) + ((COLUMNS == 64 ? chunk ^ key % 8 : chunk ^ key / 2 % 4) << 4);
+}
 
 struct spread_shared {
     u64 keys[SPREAD_KEYS / 2 / PAGE], values[BLOCKS], scores;
@@ -67,10 +72,10 @@ struct spread_unit {
     u32 n_parts, part, slot; /* of the row, this one's, the first one's place */
 };
 
-template <int D>
+template <int D, int COLUMNS>
 DEVICE bool spread_unit(const struct sm90_attn &a, struct spread_unit &u) {
     const struct sm90_attn_tile tile = ((const struct sm90_attn_tile *)a.tiles)[blockIdx.y];
-    const u32 unit = blockIdx.x / spread_layout<D>::ranks, chunk = unit / a.n_kv_heads;
+    const u32 unit = blockIdx.x / spread_layout<D, COLUMNS>::ranks, chunk = unit / a.n_kv_heads;
 
     u.row = tile.row;
     u.seq = tile.seq;
@@ -81,7 +86,7 @@ DEVICE bool spread_unit(const struct sm90_attn &a, struct spread_unit &u) {
     u.kv_head = unit % a.n_kv_heads;
     u.head = u.kv_head * a.n_shared + chunk * HEADS;
     u.n_heads = min((u32)HEADS, a.n_shared - chunk * HEADS);
-    u.rank = blockIdx.x % spread_layout<D>::ranks;
+    u.rank = blockIdx.x % spread_layout<D, COLUMNS>::ranks;
     u.n_parts = (tile.end + SPREAD_KEYS - 1) / SPREAD_KEYS;
     u.slot = (blockIdx.y * gridDim.x + blockIdx.x) * gridDim.z;
     return tile.n_rows > 0 && u.n_keys > 0;
@@ -89,13 +94,14 @@ DEVICE bool spread_unit(const struct sm90_attn &a, struct spread_unit &u) {
 
 /* Keys and values from page `first` to `end`; thread 0 has the keys, each thread 16 bytes of each
  * page of values.  Values past the end of the sequence become zero: 0 times a NaN is not 0. */
-template <int D>
+template <int D, int COLUMNS>
 DEVICE void spread_copy(const struct sm90_attn &a, const struct spread_unit &u,
                         struct spread_shared &sh, u32 base, const u32 (&table)[PAGES], u32 first,
                         u32 end) {
-    using layout = spread_layout<D>;
+    using layout = spread_layout<D, COLUMNS>;
     constexpr u32 page_bytes = PAGE * D * 2;
-    const u32 slot = threadIdx.x / 4, chunk = threadIdx.x % 4;
+    constexpr u32 step = SPREAD_THREADS / layout::chunks;
+    const u32 chunk = threadIdx.x % layout::chunks;
 
     if (threadIdx.x == 0)
 #pragma unroll
@@ -115,24 +121,28 @@ DEVICE void spread_copy(const struct sm90_attn &a, const struct spread_unit &u,
         }
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++) {
-        const u32 key = i * PAGE + slot;
-        const char *from = (const char *)a.pages +
-                           2 * (SM90_ATTN_PAGE_AT(table[i], u.kv_head, 1, a.n_kv_heads, D) +
-                                SM90_ATTN_AT(slot, u.rank * COLUMNS + chunk * 8, D));
-
         if (i < first || i >= end) continue;
-        sm90_copy_or_zero(base + layout::values + key * (COLUMNS * 2) + ((chunk ^ key / 2 % 4) << 4),
-                          from, key < u.n_keys);
+#pragma unroll
+        for (u32 j = 0; j < PAGE; j += step) {
+            const u32 slot = j + threadIdx.x / layout::chunks, key = i * PAGE + slot;
+
+            sm90_copy_or_zero(
+                base + layout::values + spread_value<COLUMNS>(key, chunk),
+                (const char *)a.pages +
+                    2 * (SM90_ATTN_PAGE_AT(table[i], u.kv_head, 1, a.n_kv_heads, D) +
+                         SM90_ATTN_AT(slot, u.rank * COLUMNS + chunk * 8, D)),
+                key < u.n_keys);
+        }
         if (i % (BLOCK / PAGE) == BLOCK / PAGE - 1)
             sm90_barrier_arrive_copied(sm90_shared(&sh.values[i / (BLOCK / PAGE)]));
     }
 }
 
 /* Scores of this warp's keys, to all blocks of the cluster. */
-template <int D>
+template <int D, int COLUMNS>
 DEVICE void spread_scores(const struct sm90_attn &a, const struct spread_unit &u,
                           struct spread_shared &sh, u32 base) {
-    using layout = spread_layout<D>;
+    using layout = spread_layout<D, COLUMNS>;
     constexpr u32 n_groups = layout::warp_keys / 16, group_bytes = 16 * D * 2;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, q = lane % 4;
     const u32 matrix = lane / 8, line = lane % 8;
@@ -195,10 +205,10 @@ DEVICE void spread_scores(const struct sm90_attn &a, const struct spread_unit &u
 }
 
 /* M after each block. */
-template <int D>
+template <int D, int COLUMNS>
 DEVICE void spread_maxima(const struct sm90_attn &a, u32 n_keys, u32 base, u32 head,
                           float (&m)[BLOCKS]) {
-    using layout = spread_layout<D>;
+    using layout = spread_layout<D, COLUMNS>;
     constexpr u32 n = layout::n_maxima / BLOCKS;
     float last = ATTN_M_START;
 
@@ -221,9 +231,9 @@ DEVICE void spread_maxima(const struct sm90_attn &a, u32 n_keys, u32 base, u32 h
 }
 
 /* Eight keys of a head a thread. */
-template <int D>
+template <int D, int COLUMNS>
 DEVICE void spread_weights(const struct sm90_attn &a, const struct spread_unit &u, u32 base) {
-    using layout = spread_layout<D>;
+    using layout = spread_layout<D, COLUMNS>;
 
     for (u32 e = threadIdx.x; e < u.n_heads * (SPREAD_KEYS / 8); e += SPREAD_THREADS) {
         const u32 head = e / (SPREAD_KEYS / 8), key = e % (SPREAD_KEYS / 8) * 8;
@@ -232,7 +242,7 @@ DEVICE void spread_weights(const struct sm90_attn &a, const struct spread_unit &
         float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, m[BLOCKS];
         float of_block;
 
-        spread_maxima<D>(a, u.n_keys, base, head, m);
+        spread_maxima<D, COLUMNS>(a, u.n_keys, base, head, m);
         of_block = m[0];
 #pragma unroll
         for (u32 b = 1; b < BLOCKS; b++)
@@ -250,18 +260,18 @@ struct spread_sums {
     float o[2], m, l;
 };
 
-template <int D>
+template <int D, int COLUMNS>
 DEVICE struct spread_sums spread_sum(const struct sm90_attn &a, const struct spread_unit &u,
                                      struct spread_shared &sh, u32 base) {
-    using layout = spread_layout<D>;
+    using layout = spread_layout<D, COLUMNS>;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, q = lane % 4;
     const bool real = head < u.n_heads;
     const u32 weights = base + layout::weights + ((real ? head : 0) * P_PITCH + q * 2) * 2;
-    const u32 values = base + layout::values + lane * (COLUMNS * 2) + ((warp ^ lane / 2 % 4) << 4);
+    const u32 values = base + layout::values + spread_value<COLUMNS>(lane, warp);
     float o[4] = {0.0f, 0.0f, 0.0f, 0.0f}, l[4] = {0.0f, 0.0f, 0.0f, 0.0f}, m[BLOCKS];
     float last = ATTN_M_START;
 
-    spread_maxima<D>(a, u.n_keys, base, real ? head : 0, m);
+    spread_maxima<D, COLUMNS>(a, u.n_keys, base, real ? head : 0, m);
 #pragma unroll
     for (u32 b = 0; b < BLOCKS; b++) {
         if (b * BLOCK >= u.n_keys) break;
@@ -277,7 +287,7 @@ DEVICE struct spread_sums spread_sum(const struct sm90_attn &a, const struct spr
             const u32 key = b * BLOCK + k * 16;
             u32 v[4], w[2][4];
 
-            sm90_load_matrices_across(v, values + key * (COLUMNS * 2));
+            sm90_load_matrices_across(v, values + key * layout::row_bytes);
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
                 w[i][0] = real ? sm90_load1(weights + (key + i * 16) * 2) : 0;
@@ -304,23 +314,23 @@ DEVICE void spread_fold(struct spread_sums &t, const float4 &part) {
 
 /* This lane's two columns: left for the blocks of the last split, or folded with what the others
  * left, and written. */
-template <int D>
+template <int D, int COLUMNS>
 DEVICE void spread_finish(const struct sm90_attn &a, const struct spread_unit &u,
                           const struct spread_sums &own) {
+    constexpr u32 n = spread_layout<D, COLUMNS>::sum_threads; /* packets of a part */
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, q = lane % 4;
-    float4 *parts = (float4 *)a.packets + (u64)u.slot * (COLUMN_WARPS * 32) + threadIdx.x;
+    float4 *parts = (float4 *)a.packets + (u64)u.slot * n + threadIdx.x;
     struct spread_sums t = {{0.0f, 0.0f}, ATTN_M_START, 0.0f};
 
     if (head >= u.n_heads) return;
     if (u.part < u.n_parts - 1) {
-        attn_packet_leave(parts + u.part * (COLUMN_WARPS * 32),
+        attn_packet_leave(parts + u.part * n,
                           make_float4(own.o[0], own.o[1], own.m, own.l));
         return;
     }
     for (u32 first = 0; first < u.part; first += PARTS)
-        attn_packets_take<PARTS, COLUMN_WARPS * 32>(
-            parts + first * (COLUMN_WARPS * 32), min((u32)PARTS, u.part - first),
-            [&](const float4 &part) { spread_fold(t, part); });
+        attn_packets_take<PARTS, n>(parts + first * n, min((u32)PARTS, u.part - first),
+                                    [&](const float4 &part) { spread_fold(t, part); });
     spread_fold(t, make_float4(own.o[0], own.o[1], own.m, own.l));
 
     const float inverse = 1.0f / t.l;
@@ -334,14 +344,14 @@ DEVICE void spread_finish(const struct sm90_attn &a, const struct spread_unit &u
 
 extern __shared__ unsigned char spread_dynamic[];
 
-template <int D>
+template <int D, int COLUMNS>
 DEVICE void spread_run(const struct sm90_attn &a) {
-    using layout = spread_layout<D>;
+    using layout = spread_layout<D, COLUMNS>;
     __shared__ struct spread_shared sh;
     const u32 base = (sm90_shared(spread_dynamic) + 1023) & ~1023u;
     struct spread_unit u;
 
-    if (!spread_unit<D>(a, u)) { // of the upload, which no kernel writes
+    if (!spread_unit<D, COLUMNS>(a, u)) { // of the upload, which no kernel writes
         sm90_launch_next();
         sm90_wait_previous(); // and keep our place so long
         return;
@@ -370,16 +380,17 @@ DEVICE void spread_run(const struct sm90_attn &a) {
 
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++) table[i] = at[i < n_pages ? i : 0];
-    spread_copy<D>(a, u, sh, base, table, 0, n_early);
+    spread_copy<D, COLUMNS>(a, u, sh, base, table, 0, n_early);
     sm90_wait_previous();
-    spread_copy<D>(a, u, sh, base, table, n_early, n_filled);
+    spread_copy<D, COLUMNS>(a, u, sh, base, table, n_early, n_filled);
     __syncwarp();
-    spread_scores<D>(a, u, sh, base);
+    spread_scores<D, COLUMNS>(a, u, sh, base);
     __syncwarp(); // those without a head are back
     sm90_barrier_wait_cluster(sm90_shared(&sh.scores), 0);
-    spread_weights<D>(a, u, base);
+    spread_weights<D, COLUMNS>(a, u, base);
     __syncthreads(); // weights of all threads
-    if (threadIdx.x < COLUMN_WARPS * 32) spread_finish<D>(a, u, spread_sum<D>(a, u, sh, base));
+    if (threadIdx.x < layout::sum_threads)
+        spread_finish<D, COLUMNS>(a, u, spread_sum<D, COLUMNS>(a, u, sh, base));
 }
 
 #endif

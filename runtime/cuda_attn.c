@@ -18,6 +18,7 @@ enum {
     FEW_THREADS = 160,
     ALIGN_BYTES = 1024,
     SPREAD_THREADS = 256,
+    UNIT_BLOCKS = 2, /* of few, that a multiprocessor has room for */
     PACKET_BYTES = 16 << 20,
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
     FOLD_BYTES = 48 << 20, /* of what their splits leave */
@@ -35,14 +36,22 @@ static const struct kind {
     {{"sm90_attn_bf16_many64", "sm90_attn_bf16_many128"}, 2, 4, 384},
 };
 
-static const char *const spread_names[2] = {"sm90_attn_bf16_spread64", "sm90_attn_bf16_spread128"};
+/* Of single rows that are few: the more blocks to a split the sooner it is done, if there is a
+ * multiprocessor for each. */
+enum { SPREADS = 3 };
+static const struct spread {
+    const char *name;
+    uint32_t head_dim, columns; /* of values, to a block */
+} spreads[SPREADS] = {{"sm90_attn_bf16_spread64", 64, 32},
+                      {"sm90_attn_bf16_spread128", 128, 32},
+                      {"sm90_attn_bf16_pair128", 128, 64}};
 
 struct cuda_attn {
     struct cuda_driver *driver;
     struct cuda_attn_shape shape;
     uint32_t n_shared; /* query heads of a KV head */
     float c;           /* log2(e) / sqrt(head_dim) */
-    CUfunction entries[CUDA_ATTN_KINDS], spread;
+    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS];
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -64,6 +73,10 @@ static uint32_t shared_bytes(const struct cuda_attn_shape *s, enum cuda_attn_kin
     const uint32_t rows = SM90_ATTN_ROWS * s->head_dim * (2 + 4); /* queries and totals */
 
     return ALIGN_BYTES + kinds[kind].stages * stage + kinds[kind].warpgroups * rows;
+}
+
+static uint32_t spread_bytes(const struct spread *s) {
+    return ALIGN_BYTES + SM90_ATTN_SPREAD_BYTES(s->head_dim, s->columns);
 }
 
 int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
@@ -88,10 +101,11 @@ int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
 
         r = cuda_driver_entry(d, name, name, shared_bytes(s, i), &a->entries[i], e);
     }
-    if (r == 0) {
-        const char *name = spread_names[s->head_dim == 128];
+    for (uint32_t i = 0; r == 0 && i < SPREADS; i++) {
+        const char *name = spreads[i].name;
 
-        r = cuda_driver_entry(d, name, name, ALIGN_BYTES + SM90_ATTN_SPREAD_BYTES, &a->spread, e);
+        if (spreads[i].head_dim == s->head_dim)
+            r = cuda_driver_entry(d, name, name, spread_bytes(&spreads[i]), &a->spreads[i], e);
     }
     if (r < 0) {
         cuda_attn_close(a);
@@ -234,30 +248,38 @@ static void fill_units(const struct cuda_attn *a, struct cuda_launch *l, struct 
     if (p->early) l->grid[2] = n_units / n_slice;
 }
 
-/* Single rows, so few that each split is spread over a cluster of its own. */
+/* Single rows, so few that each split has a cluster of its own, a multiprocessor a block. */
 static bool to_spread(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
                       uint32_t split_keys, struct cuda_launch *l) {
-    const uint32_t n_ranks = a->shape.head_dim / SM90_ATTN_SPREAD_COLUMNS;
     const uint32_t n_splits = ceil_div(plan->end_max, SM90_ATTN_SPREAD_KEYS);
 
     if (split_keys != SM90_ATTN_SPREAD_KEYS) return false;
-    if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > a->driver->n_units) return false;
-    l->entry = a->spread;
-    l->name = spread_names[a->shape.head_dim == 128];
-    l->grid[0] *= n_ranks;
-    l->grid[2] = n_splits;
-    l->block[0] = SPREAD_THREADS;
-    l->cluster = n_ranks;
-    l->shared_bytes = ALIGN_BYTES + SM90_ATTN_SPREAD_BYTES;
-    return true;
+    for (uint32_t i = 0; i < SPREADS; i++) {
+        const struct spread *s = &spreads[i];
+        const uint32_t n_ranks = s->head_dim / s->columns;
+
+        if (s->head_dim != a->shape.head_dim) continue;
+        if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > a->driver->n_units) continue;
+        l->entry = a->spreads[i];
+        l->name = s->name;
+        l->grid[0] *= n_ranks;
+        l->grid[2] = n_splits;
+        l->block[0] = SPREAD_THREADS;
+        l->cluster = n_ranks;
+        l->shared_bytes = spread_bytes(s);
+        return true;
+    }
+    return false;
 }
 
-/* Blocks of a row: as many as find a multiprocessor each, if that is more than one. */
+/* Blocks of a row: one that has it all, or as many as run at once, where the rows alone would leave
+ * half of the multiprocessors without a block. */
 static void to_few(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
                    uint32_t split_keys, struct cuda_launch *l, struct sm90_attn *p) {
     const uint32_t n_rows = l->grid[0] * l->grid[1]; /* times KV heads and chunks */
     const uint32_t n_splits = ceil_div(plan->end_max, split_keys);
-    const uint32_t n_blocks_max = a->driver->n_units / n_rows;
+    const uint32_t n_units = a->driver->n_units;
+    const uint32_t n_blocks_max = 2 * n_rows > n_units ? 1 : UNIT_BLOCKS * n_units / n_rows;
 
     p->together = n_splits > 1 && n_blocks_max > 1 &&
                   packets_fit((uint64_t)n_rows * n_splits, a->shape.head_dim);
