@@ -334,7 +334,7 @@ static const struct step steps[] = {
       {800, 1},
       {1025, 1},
       {1536, 1}}},
-    {"a row of two splits a block", 32, 8, 128, 128, 1, {{2500, 1}}},
+    {"a row of two splits a block", 16, 16, 128, 128, 1, {{2500, 1}}},
     {"one long row among short ones",
      32,
      8,
