@@ -32,6 +32,8 @@ enum {
     MANY_CUT_WIDE = 128, /* of the kernel whose registers hold a tree of MANY_TREE segments */
     MANY_TREE = 4,
     MANY_SPLITS_MAX = 4,
+    WIDE_THREADS = 384,
+    WIDE128_THREADS = 640,
     FOUR_THREADS = 640,
     FOUR_SEGMENTS = 4,
     FOUR_ROUND_CYCLES = 28, /* a row of W to a tile */
@@ -42,7 +44,7 @@ enum {
 
 static const struct kernel_info {
     const char *name;
-    uint32_t width; /* rows of x to a tile of few, rows of W to a tile of many */
+    uint32_t width; /* rows of x to a tile of few and wide, of W to one of many and four */
     uint32_t stages;
 } kernels[CUDA_GEMM_END] = {
     [CUDA_GEMM_ANY] = {"sm90_gemm_bf16_any", 0, 0},
@@ -60,6 +62,9 @@ static const struct kernel_info {
     [CUDA_GEMM_SPLIT128] = {"sm90_gemm_bf16_split128", 128, 6},
     [CUDA_GEMM_FOUR32] = {"sm90_gemm_bf16_four32", 32, 3},
     [CUDA_GEMM_FOUR64] = {"sm90_gemm_bf16_four64", 64, 2},
+    [CUDA_GEMM_WIDE128] = {"sm90_gemm_bf16_wide128", 128, 4},
+    [CUDA_GEMM_WIDE160] = {"sm90_gemm_bf16_wide160", 160, 4},
+    [CUDA_GEMM_WIDE192] = {"sm90_gemm_bf16_wide192", 192, 4},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
 };
 
@@ -141,6 +146,10 @@ static bool is_four(enum cuda_gemm_kernel kernel) {
     return kernel == CUDA_GEMM_FOUR32 || kernel == CUDA_GEMM_FOUR64;
 }
 
+static bool is_wide(enum cuda_gemm_kernel kernel) {
+    return kernel >= CUDA_GEMM_WIDE128 && kernel <= CUDA_GEMM_WIDE192;
+}
+
 /* Segments that one block adds up, at most, and blocks that share those of a tile. */
 static uint32_t many_tree(enum cuda_gemm_kernel kernel) {
     return kernels[kernel].width == MANY_CUT_WIDE ? MANY_TREE : 1;
@@ -159,6 +168,7 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
 
     if (kernel == CUDA_GEMM_ANY) return true;
     if (is_four(kernel)) return !w->turns && (segments == 2 || segments == FOUR_SEGMENTS);
+    if (is_wide(kernel)) return segments == 1;
     if (is_few(kernel))
         return aligned && segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
     /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
@@ -261,6 +271,20 @@ static uint64_t four_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm
     return (uint64_t)ceil_div(n_tiles, UNITS) * (n_blocks * comes + width * FOUR_ROUND_CYCLES);
 }
 
+/* UINT64_MAX where it would read the weights twice: others do that better. */
+static uint64_t wide_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows) {
+    const uint32_t width = kernels[kernel].width;
+    const uint32_t n_tiles = ceil_div(w->n, SM90_GEMM_WIDE_ROWS);
+    const uint32_t comes = (SM90_GEMM_WIDE_ROWS + n_rows) * 26 / 10;
+    const uint32_t hbm = hbm_cycles(SM90_GEMM_WIDE_ROWS, n_tiles);
+    /* A block of K is four steps of four times 64 rows of W. */
+    const uint32_t block = max_u32(max_u32(comes, 8 * width), hbm);
+
+    if (n_rows > width) return UINT64_MAX;
+    return (uint64_t)ceil_div(n_tiles, UNITS) * (w->n_blocks * block + ROUND_CYCLES);
+}
+
 /* The fastest way of the kernel, of those asked for; its cycles, or UINT64_MAX where it has none. */
 static uint64_t many_choose(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                             uint32_t n_rows, uint32_t segments, uint32_t n_splits, uint32_t pairs,
@@ -294,13 +318,14 @@ static enum cuda_gemm_kernel choose(const struct cuda_gemm_weight *w, uint32_t n
     if (!cuda_gemm_can(kernel, w, segments)) kernel = CUDA_GEMM_ANY;
     if (n_rows < MANY_ROWS_MIN && kernel != CUDA_GEMM_ANY) return kernel;
     if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
-    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_FOUR64; k++) {
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_WIDE192; k++) {
         struct many_way way;
         uint64_t cycles;
 
         if (!cuda_gemm_can(k, w, segments)) continue;
-        cycles = is_four(k) ? four_cycles(k, w, n_rows, segments)
-                            : many_choose(k, w, n_rows, segments, n_splits, 0, &way);
+        cycles = is_four(k)   ? four_cycles(k, w, n_rows, segments)
+                 : is_wide(k) ? wide_cycles(k, w, n_rows)
+                              : many_choose(k, w, n_rows, segments, n_splits, 0, &way);
         if (cycles >= best) continue;
         best = cycles;
         kernel = k;
@@ -317,6 +342,12 @@ static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
     const uint32_t rows = SM90_GEMM_MANY_TOKENS + kernels[kernel].width;
 
     return ALIGN_BYTES + kernels[kernel].stages * rows * ROW_BYTES + MANY_STAGING_BYTES;
+}
+
+static uint32_t shared_bytes_wide(enum cuda_gemm_kernel kernel) {
+    const uint32_t rows = SM90_GEMM_WIDE_ROWS + kernels[kernel].width;
+
+    return ALIGN_BYTES + kernels[kernel].stages * rows * ROW_BYTES;
 }
 
 /* Four rings, two tiles of sums, and of one warpgroup the staging. */
@@ -341,6 +372,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
             n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE : RING_BYTES);
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
+        if (is_wide(i)) n_bytes = shared_bytes_wide(i);
         r = cuda_driver_entry(d, kernels[i].name, kernels[i].name, n_bytes, &g->entries[i], e);
     }
     if (r < 0) {
@@ -501,6 +533,27 @@ static int run_four(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     return cuda_driver_launch(g->driver, &launch, e);
 }
 
+static int run_wide(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                    const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = kernels[kernel].name,
+        .block = {kernel == CUDA_GEMM_WIDE128 ? WIDE128_THREADS : WIDE_THREADS},
+        .shared_bytes = shared_bytes_wide(kernel),
+        .overlap = a->overlap,
+    };
+    CUtensorMap map;
+    int r;
+
+    p->n_row_tiles = ceil_div(a->n_rows, kernels[kernel].width);
+    p->height = ceil_div(a->n_rows, p->n_row_tiles);
+    launch.grid[0] = min_u32(ceil_div(a->w->n, SM90_GEMM_WIDE_ROWS) * p->n_row_tiles, UNITS);
+    r = encode(g, a, p->height, &map, e);
+    if (r < 0) return r;
+    launch.params = (void *[]){&map, p};
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
 static int run_any(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct sm90_gemm *p,
                    struct err *e) {
     const uint32_t n_shares = min_u32(a->segments, 4);
@@ -544,6 +597,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     ASSERT(cuda_gemm_can(kernel, a->w, a->segments));
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
     if (is_four(kernel)) return run_four(g, kernel, a, &p, e);
+    if (is_wide(kernel)) return run_wide(g, kernel, a, &p, e);
     return is_many(kernel) ? run_many(g, kernel, a, &p, e) : run_few(g, kernel, a, &p, e);
 }
 

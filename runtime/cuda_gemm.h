@@ -69,6 +69,9 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_SPLIT128, /* as MANY128, but with n_splits 2 or 4 */
     CUDA_GEMM_FOUR32,   /* two or four segments that end anywhere, K short */
     CUDA_GEMM_FOUR64,
+    CUDA_GEMM_WIDE128, /* W large and whole, x of some hundred rows */
+    CUDA_GEMM_WIDE160,
+    CUDA_GEMM_WIDE192,
     CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; never chosen */
     CUDA_GEMM_END,
 };

@@ -1,0 +1,8 @@
+// sm90_gemm_bf16_wide160 - y = W x in tiles of 256 rows of W and up to 160 of x: see sm90_gemm_wide.cuh.
+#include "ptx/sm90_gemm_wide.cuh"
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    sm90_gemm_bf16_wide160(const __grid_constant__ struct sm90_map map,
+                          const __grid_constant__ struct sm90_gemm g) {
+    wide_run<160, 4, 2>(&map, g);
+}
