@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "ptx/sm90_batch.h"
+#include "ptx/sm90_norm.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
@@ -42,12 +43,31 @@ int cuda_step_embed(struct cuda_device *d, struct err *e) {
     return run(d, d->entries.embed, "embed", d->n_launch, 1, EMBED_THREADS, params, e);
 }
 
+/* As norm below, of so many rows that a ring of them pays. */
+static int norm_many(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, uint32_t n,
+                     uint32_t run_length, struct err *e) {
+    const struct cuda_launch launch = {
+        .entry = d->entries.norm_many,
+        .name = "residual, norm",
+        .grid = {n < SM90_NORM_MANY_BLOCKS ? n : SM90_NORM_MANY_BLOCKS},
+        .block = {SM90_NORM_MANY_THREADS},
+        .shared_bytes = SM90_NORM_MANY_BYTES,
+        .overlap = true,
+        .params = (void *[]){&d->normed, &d->x, &y, &w, &d->model.hidden, &n, &d->model.rms_eps,
+                             &run_length}};
+
+    return cuda_driver_launch(d->driver, &launch, e);
+}
+
 /* x += y where y is given, then normed = norm(x, w) where w is.  With wants, of their rows. */
 static int norm(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, CUdeviceptr wants, uint32_t n,
                 uint32_t run_length, struct err *e) {
     void *params[] = {&d->normed,        &d->x,      &y, &w, &wants, &d->model.hidden,
                       &d->model.rms_eps, &run_length};
 
+    if (n >= SM90_NORM_MANY_ROWS_MIN && w && !wants &&
+        d->model.hidden >= SM90_NORM_MANY_VALUES_MIN && d->model.hidden <= SM90_NORM_MANY_VALUES)
+        return norm_many(d, y, w, n, run_length, e);
     return run(d, d->model.hidden <= NORM_VALUES ? d->entries.norm : d->entries.norm_wide,
                "residual, norm", n, 1, NORM_THREADS, params, e);
 }

@@ -25,6 +25,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
 
 #include "ptx/sm90_batch.h"
 #include "ptx/sm90_kv.h"
+#include "ptx/sm90_norm.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/libnccl.h"
@@ -406,19 +407,22 @@ static int find_entries(struct cuda_device *d, struct err *e) {
     const struct {
         const char *name;
         CUfunction *out;
+        uint32_t shared_bytes;
     } wanted[] = {
-        {"sm90_embed_bf16", &d->entries.embed},
-        {"sm90_random_bf16", &d->entries.random},
-        {"sm90_residual_norm_bf16", &d->entries.norm},
-        {"sm90_residual_norm_bf16_nvrtc", &d->entries.norm_wide},
-        {"sm90_rotary_bf16", &d->entries.rotary},
-        {"sm90_lse_f32", &d->entries.lse},
-        {"sm90_sample_f32", &d->entries.sample},
-        {"sm90_plain_attn_bf16", &d->entries.plain_attn},
+        {"sm90_embed_bf16", &d->entries.embed, 0},
+        {"sm90_random_bf16", &d->entries.random, 0},
+        {"sm90_residual_norm_bf16", &d->entries.norm, 0},
+        {"sm90_residual_norm_bf16_many", &d->entries.norm_many, SM90_NORM_MANY_BYTES},
+        {"sm90_residual_norm_bf16_nvrtc", &d->entries.norm_wide, 0},
+        {"sm90_rotary_bf16", &d->entries.rotary, 0},
+        {"sm90_lse_f32", &d->entries.lse, 0},
+        {"sm90_sample_f32", &d->entries.sample, 0},
+        {"sm90_plain_attn_bf16", &d->entries.plain_attn, 0},
     };
 
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
-        int r = cuda_driver_entry(d->driver, wanted[i].name, wanted[i].name, 0, wanted[i].out, e);
+        int r = cuda_driver_entry(d->driver, wanted[i].name, wanted[i].name, wanted[i].shared_bytes,
+                                  wanted[i].out, e);
 
         if (r < 0) return r;
     }

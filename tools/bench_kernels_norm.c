@@ -4,16 +4,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ptx/sm90_norm.h"
 #include "runtime/cpu_gemm.h"
 #include "runtime/err.h"
 #include "runtime/num.h"
 #include "runtime/schedule.h"
 #include "tools/bench_kernels.h"
 
-enum { ROWS_MAX = 4096, THREADS = 256, COPIES_MAX = 64, CALLS_MIN = 16, KERNELS = 2 };
+enum { ROWS_MAX = 4096, THREADS = 256, COPIES_MAX = 64, CALLS_MIN = 16 };
 
-static const char *const names[KERNELS] = {"sm90_residual_norm_bf16",
-                                           "sm90_residual_norm_bf16_nvrtc"};
+enum { BY_HAND, NVRTC, MANY, KERNELS };
+
+static const char *const names[KERNELS] = {
+    "sm90_residual_norm_bf16", "sm90_residual_norm_bf16_nvrtc", "sm90_residual_norm_bf16_many"};
 
 struct norm {
     struct bench_kernels *k;
@@ -35,17 +38,32 @@ static void launch(struct norm *n, const struct form *f, uint32_t copy) {
     CUdeviceptr out = n->d_out + at, x = n->d_x + at, y = f->adds ? n->d_y + at : 0, wants = 0;
     uint32_t hidden = n->k->model.hidden, run = f->run;
     float eps = n->k->model.rms_eps;
+    uint32_t rows = f->n_rows;
+    const bool many = f->kernel == MANY;
+    void *plain[] = {&out, &x, &y, &n->d_w, &wants, &hidden, &eps, &run};
+    void *ring[] = {&out, &x, &y, &n->d_w, &hidden, &rows, &eps, &run};
     const struct cuda_launch l = {
         .entry = n->entries[f->kernel],
         .name = names[f->kernel],
-        .grid = {f->n_rows},
-        .block = {THREADS},
+        .grid = {many && rows > SM90_NORM_MANY_BLOCKS ? SM90_NORM_MANY_BLOCKS : rows},
+        .block = {many ? SM90_NORM_MANY_THREADS : THREADS},
+        .shared_bytes = many ? SM90_NORM_MANY_BYTES : 0,
         .overlap = true, /* as in a step */
-        .params = (void *[]){&out, &x, &y, &n->d_w, &wants, &hidden, &eps, &run},
+        .params = many ? ring : plain,
     };
     struct err e = {""};
 
     bench_gpu_must(cuda_driver_launch(n->k->gpu.driver, &l, &e), &e);
+}
+
+/* The one that a step of so many rows takes. */
+static int kernel_of(const struct norm *n, uint32_t n_rows) {
+    const uint32_t hidden = n->k->model.hidden;
+
+    return n_rows >= SM90_NORM_MANY_ROWS_MIN && hidden >= SM90_NORM_MANY_VALUES_MIN &&
+                   hidden <= SM90_NORM_MANY_VALUES
+               ? MANY
+               : BY_HAND;
 }
 
 /* The last row against the twin. */
@@ -112,8 +130,10 @@ static const char *words(bool adds) {
 
 static void line(struct norm *n, uint32_t n_rows, bool adds) {
     const struct schedule_load load = {n_rows, n_rows, 1024};
-    const struct form canonical = {0, adds, n_rows, schedule_canonical().norm_run};
-    const struct form tuned = {0, adds, n_rows, schedule_tuned(&n->k->model, &load).norm_run};
+    const struct form canonical = {kernel_of(n, n_rows), adds, n_rows,
+                                   schedule_canonical().norm_run};
+    const struct form tuned = {kernel_of(n, n_rows), adds, n_rows,
+                               schedule_tuned(&n->k->model, &load).norm_run};
     const double values = (double)n_rows * n->k->model.hidden;
     char request[BENCH_REQUEST_BYTES];
     struct bench_line l = {.family = "norm",
@@ -129,7 +149,7 @@ static void line(struct norm *n, uint32_t n_rows, bool adds) {
 }
 
 static void against_copy(struct norm *n, bool adds) {
-    const struct form form = {0, adds, ROWS_MAX, 1};
+    const struct form form = {kernel_of(n, ROWS_MAX), adds, ROWS_MAX, 1};
     struct bench_graph norm = record(n, &form), copy = record_copy(n, adds);
     const double bytes = (adds ? 4.0 : 2.0) * (double)n->copy_bytes;
     double norm_us, copy_us;
@@ -153,7 +173,7 @@ static const struct bench_column hand_columns[] = {
 
 /* As a step launches it: products add to the residual stream themselves. */
 static void by_hand(struct norm *n, uint32_t n_rows) {
-    const struct form forms[KERNELS] = {{0, false, n_rows, 1}, {1, false, n_rows, 1}};
+    const struct form forms[] = {{BY_HAND, false, n_rows, 1}, {NVRTC, false, n_rows, 1}};
     struct bench_graph ptx = record(n, &forms[0]), nvrtc = record(n, &forms[1]);
     double us[3];
 
