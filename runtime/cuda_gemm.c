@@ -235,7 +235,10 @@ static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm
      * cycle; what can come in, 50; the steps; HBM. */
     const uint32_t shared = height + width + n_wgs * (64 + width);
     const uint32_t comes = (height + width) * 26 / 10;
-    const uint32_t hbm = hbm_cycles(way.share_x ? width : width / MANY_RANKS, n_blocks);
+    /* Tiles of rows of x go through the same weights together. */
+    const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t together = min_u32(ceil_div(n_rows, rows), MANY_GROUP);
+    const uint32_t hbm = hbm_cycles(way.share_x ? width : width / MANY_RANKS, n_blocks) / together;
     const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_wgs * 2 * width, hbm));
     const uint32_t join = way.n_splits == 1 ? 0 : way.n_splits == 2 ? 3000 : 5000;
 
