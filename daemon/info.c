@@ -93,6 +93,9 @@ static json_t *all_json(const struct serve *s) {
     json_object_set_new(o, "memory_bytes",
                         json_pack("{s:I, s:I, s:I}", "weights", (json_int_t)f->bytes_weights, "kv",
                                   (json_int_t)f->bytes_kv, "work", (json_int_t)f->bytes_work));
+    json_object_set_new(o, "load",
+                        json_pack("{s:I, s:I, s:I}", "bytes", (json_int_t)f->bytes_files, "us",
+                                  (json_int_t)f->load_us, "digest_us", (json_int_t)f->digest_us));
     return o;
 }
 

@@ -43,6 +43,7 @@ enum exit_code {
 };
 
 enum {
+    LOADING_LOG_S = 10,   /* between two lines in the log */
     LOADING_EXTEND_S = 5, /* between two requests for more time to start.. */
     LOADING_S_MAX = 600,  /* ..so long at most: a load that hangs must not last for ever */
     FDS_SPARE = 64,       /* descriptors beside those of connections */
@@ -77,17 +78,24 @@ struct loading {
     pthread_t thread;
     int signals, stop;
     struct engine_progress progress;
+    uint64_t n_before; /* bytes that were read a second ago */
 };
 
-static void loading_status(struct loading *w) {
+/* Once a second: what of the weights is read, and what came within that second. */
+static void loading_status(struct loading *w, bool logged) {
     const uint64_t n_all = atomic_load(&w->progress.n_all), n = atomic_load(&w->progress.n_bytes);
-    char text[64] = "loading";
+    char text[96] = "loading";
 
-    if (n_all)
-        (void)snprintf(text, sizeof(text), "loading: %u %% of %llu MB",
-                       (unsigned)((n < n_all ? n : n_all) * 100 / n_all),
+    if (n_all && n < n_all)
+        (void)snprintf(text, sizeof(text), "loading: %u %% of %llu MB, %.2f GB/s",
+                       (unsigned)(n * 100 / n_all), (unsigned long long)(n_all / 1000000),
+                       (double)(n - w->n_before) / 1e9);
+    else if (n_all)
+        (void)snprintf(text, sizeof(text), "loading: %llu MB read, hash and self-test",
                        (unsigned long long)(n_all / 1000000));
+    w->n_before = n;
     notify_status(text);
+    if (logged) log_line(LOG_AT_INFO, "%s", text);
 }
 
 static void *loading_main(void *arg) {
@@ -100,7 +108,7 @@ static void *loading_main(void *arg) {
         int n = poll(fds, 2, 1000);
 
         if (fds[0].revents) return NULL;
-        if (n == 0) loading_status(w);
+        if (n == 0) loading_status(w, n_seconds % LOADING_LOG_S == 0);
         if (n == 0 && n_seconds % LOADING_EXTEND_S == 0 && n_seconds <= LOADING_S_MAX)
             notify_extend((uint64_t)LOADING_EXTEND_S * 3000000);
         if (n <= 0 || !fds[1].revents || read(w->signals, &s, sizeof(s)) < 0) continue;
@@ -220,6 +228,11 @@ static void on_ready(void *user) {
     if (s->facts->options.unverified || s->facts->options.uncertified ||
         s->facts->options.mismatch_ppm || s->facts->options.fast != SCHEDULE_TUNED)
         log_line(LOG_AT_WARNING, "experiment.*: settings that cost speed or promises are on");
+    if (s->facts->bytes_files)
+        log_line(LOG_AT_INFO, "weights: %.0f MB in %.2f s (%.2f GB/s), hashed %.2f s later",
+                 (double)s->facts->bytes_files / 1e6, (double)s->facts->load_us / 1e6,
+                 (double)s->facts->bytes_files / 1e3 / (double)(s->facts->load_us + 1),
+                 (double)s->facts->digest_us / 1e6);
     log_started(s->facts->model.name, fingerprint, s->facts->device);
     notify_ready(status);
 }

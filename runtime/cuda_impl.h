@@ -107,6 +107,7 @@ struct cuda_device {
     CUdeviceptr attn_work;
     CUdeviceptr staging; /* of weights on their way, staging_bytes */
     uint64_t staging_bytes;
+    uint64_t upload_bytes, upload_us; /* of weights from files, and how long it took */
 
     /* A step's upload, one block: rows, wants, attention's tiles, page tables.  And the same, pinned, on the host. */
     CUdeviceptr batch;
@@ -137,6 +138,20 @@ void cuda_unload(struct cuda_device *d); /* in part, or not loaded at all, too *
 /* cuda_weights.c: takes memory, twice as cuda_memory.h says; then reads. */
 int cuda_weights_take(struct cuda_device *d, struct err *e);
 int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e);
+/* Where a tensor goes, by its place in the order of model_tensor.h: as it is to an address or 0,
+ * and into an image of a matrix or not. */
+void cuda_weights_place(const struct cuda_device *d, uint32_t index, CUdeviceptr *out_to,
+                        bool *out_packed);
+/* Rows row .. row + n - 1 of it, filled up with zeros to whole eights, into the image. */
+int cuda_weights_pack(struct cuda_device *d, uint32_t index, CUdeviceptr from, uint32_t row,
+                      uint32_t n, struct err *e);
+
+/* cuda_upload.c: from files, through pinned memory, while the pieces before are being packed. */
+uint64_t cuda_upload_staging_bytes(const struct model *m);
+int cuda_upload_run(struct cuda_device *d, struct weights *w, struct err *e);
+/* Zeros behind n rows, up to whole eights. */
+int cuda_upload_fill(struct cuda_device *d, CUstream stream, CUdeviceptr rows, uint32_t n,
+                     uint64_t row_bytes, const char *what, struct err *e);
 
 /* cuda_queue.c: stages wait until a step is whole, and run as a graph where one fits. */
 int cuda_queue_open(struct cuda_device *d, struct err *e);

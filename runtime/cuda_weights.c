@@ -9,11 +9,9 @@
 #include "runtime/err.h"
 #include "runtime/model_tensor.h"
 #include "runtime/weights.h"
-#include "runtime/weights_ahead.h"
 
 enum {
-    EIGHT = 8,                /* rows that are packed together */
-    STAGING_BYTES = 64 << 20, /* of rows on their way, at most */
+    EIGHT = 8, /* rows that are packed together */
     RANDOM_BLOCKS = 132 * 8,
     RANDOM_THREADS = 256,
 };
@@ -104,22 +102,6 @@ static int take_layer(struct cuda_device *d, struct cuda_layer *l, struct err *e
     return take_norm(d, &l->norm_post, e);
 }
 
-/* Rows that travel at once: all of the largest tensor, or as many as STAGING_BYTES hold. */
-static uint64_t staging_bytes(const struct cuda_device *d) {
-    uint64_t most = 0, n_bytes;
-    struct model_tensor t;
-
-    for (uint32_t i = 0; model_tensor_at(&d->model, i, &t); i++) {
-        const uint64_t row_bytes = t.n_k * sizeof(uint16_t);
-
-        n_bytes = (t.n + EIGHT) * row_bytes;
-        if (n_bytes > STAGING_BYTES) n_bytes = STAGING_BYTES;
-        if (n_bytes < EIGHT * row_bytes) n_bytes = EIGHT * row_bytes;
-        if (n_bytes > most) most = n_bytes;
-    }
-    return most;
-}
-
 int cuda_weights_take(struct cuda_device *d, struct err *e) {
     const struct model *m = &d->model;
     int r;
@@ -133,17 +115,9 @@ int cuda_weights_take(struct cuda_device *d, struct err *e) {
     r = cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, "the embedding", m->vocab, m->hidden,
                          sizeof(uint16_t), &d->embed, e);
     if (r < 0) return r;
-    d->staging_bytes = staging_bytes(d);
+    d->staging_bytes = cuda_upload_staging_bytes(m);
     return cuda_memory_take(&d->memory, CUDA_MEMORY_WORK, "staging", d->staging_bytes, 1, 1,
                             &d->staging, e);
-}
-
-static int write_bytes(struct cuda_device *d, CUdeviceptr to, const void *from, size_t n_bytes,
-                       const char *what, struct err *e) {
-    struct cuda_driver *driver = d->driver;
-
-    return cuda_driver_check(
-        driver, driver->cuda.cuMemcpyHtoDAsync_v2(to, from, n_bytes, driver->stream), what, e);
 }
 
 static int clear(struct cuda_device *d, const struct cuda_gemm_weight *x, struct err *e) {
@@ -168,35 +142,29 @@ static int make_up(struct cuda_device *d, const struct weights_rule *rule, CUdev
     return cuda_driver_launch(d->driver, &launch, e);
 }
 
-/* By way of the staging buffer, from `values` or by a rule; what is missing to whole eights of rows
- * is zero. */
-static int pack(struct cuda_device *d, const struct part *p, const struct weights_rule *rule,
-                const uint16_t *values, struct err *e) {
-    struct cuda_driver *driver = d->driver;
-    const uint64_t row_bytes = p->t.n_k * sizeof(*values);
+/* Rows row .. row + n - 1, which stand at `from`, filled up to whole eights. */
+static int pack(struct cuda_device *d, const struct part *p, CUdeviceptr from, uint32_t row,
+                uint32_t n, struct err *e) {
+    return cuda_gemm_pack(d->gemm, p->matrix, from, (n + EIGHT - 1) / EIGHT * EIGHT,
+                          p->first + row / EIGHT * p->step, p->step, e);
+}
+
+/* By way of the staging buffer; what is missing to whole eights of rows is zero. */
+static int make_packed(struct cuda_device *d, const struct part *p, const struct weights_rule *rule,
+                       struct err *e) {
+    const uint64_t row_bytes = p->t.n_k * sizeof(uint16_t);
     const uint32_t n_at_once = (uint32_t)(d->staging_bytes / row_bytes / EIGHT * EIGHT);
     int r = 0;
 
-    for (uint32_t row = 0; row < p->t.n; row += n_at_once) {
+    for (uint32_t row = 0; r == 0 && row < p->t.n; row += n_at_once) {
         const uint32_t n = p->t.n - row < n_at_once ? p->t.n - row : n_at_once;
-        const uint32_t n_whole = (n + EIGHT - 1) / EIGHT * EIGHT;
-        const size_t at = (size_t)row * p->t.n_k;
 
-        if (n_whole > n)
-            r = cuda_driver_check(driver,
-                                  driver->cuda.cuMemsetD8Async(d->staging + n * row_bytes, 0,
-                                                               (n_whole - n) * row_bytes,
-                                                               driver->stream),
-                                  p->t.name, e);
-        if (r < 0) return r;
-        r = rule ? make_up(d, rule, d->staging, at, (uint64_t)n * p->t.n_k, e)
-                 : write_bytes(d, d->staging, values + at, n * row_bytes, p->t.name, e);
-        if (r < 0) return r;
-        r = cuda_gemm_pack(d->gemm, p->matrix, d->staging, n_whole,
-                           p->first + row / EIGHT * p->step, p->step, e);
-        if (r < 0) return r;
+        r = cuda_upload_fill(d, d->driver->stream, d->staging, n, row_bytes, p->t.name, e);
+        if (r == 0)
+            r = make_up(d, rule, d->staging, (uint64_t)row * p->t.n_k, (uint64_t)n * p->t.n_k, e);
+        if (r == 0) r = pack(d, p, d->staging, row, n, e);
     }
-    return 0;
+    return r;
 }
 
 static int make_part(struct cuda_device *d, const struct part *p, const struct weights_rule *rule,
@@ -204,21 +172,8 @@ static int make_part(struct cuda_device *d, const struct part *p, const struct w
     int r = 0;
 
     if (p->to) r = make_up(d, rule, p->to, 0, model_tensor_values(&p->t), e);
-    if (r == 0 && p->matrix) r = pack(d, p, rule, NULL, e);
+    if (r == 0 && p->matrix) r = make_packed(d, p, rule, e);
     return r;
-}
-
-static int write_part(struct cuda_device *d, const struct part *p, const uint16_t *values,
-                      struct err *e) {
-    struct cuda_driver *driver = d->driver;
-    const size_t n_bytes = model_tensor_values(&p->t) * sizeof(*values);
-    int r;
-
-    if (p->to && (r = write_bytes(d, p->to, values, n_bytes, p->t.name, e)) < 0) return r;
-    if (p->matrix && (r = pack(d, p, NULL, values, e)) < 0) return r;
-    /* Its values go with the next. */
-    return cuda_driver_check(driver, driver->cuda.cuStreamSynchronize(driver->stream), p->t.name,
-                             e);
 }
 
 static int clear_all(struct cuda_device *d, struct err *e) {
@@ -247,18 +202,21 @@ static int make_all(struct cuda_device *d, struct weights *w, struct err *e) {
     return r;
 }
 
-static int write_all(struct cuda_device *d, struct weights *w, struct err *e) {
-    struct weights_ahead *ahead = NULL;
-    const uint16_t *values;
+void cuda_weights_place(const struct cuda_device *d, uint32_t index, CUdeviceptr *out_to,
+                        bool *out_packed) {
     struct part p;
-    int r = weights_ahead_open(w, &d->model, &ahead, e);
 
-    for (uint32_t i = 0; r == 0 && part_at(d, i, &p); i++) {
-        r = weights_ahead_next(ahead, &values, e);
-        if (r == 0) r = write_part(d, &p, values, e);
-    }
-    weights_ahead_close(ahead);
-    return r;
+    if (!part_at(d, index, &p)) ASSERT(false);
+    *out_to = p.to;
+    *out_packed = p.matrix != NULL;
+}
+
+int cuda_weights_pack(struct cuda_device *d, uint32_t index, CUdeviceptr from, uint32_t row,
+                      uint32_t n, struct err *e) {
+    struct part p;
+
+    if (!part_at(d, index, &p)) ASSERT(false);
+    return pack(d, &p, from, row, n, e);
 }
 
 int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
@@ -266,7 +224,8 @@ int cuda_weights_read(struct cuda_device *d, struct weights *w, struct err *e) {
     int r = clear_all(d, e);
 
     if (r < 0) return r;
-    return weights_rule_of(w, weights_at(w, 0), &rule) ? make_all(d, w, e) : write_all(d, w, e);
+    return weights_rule_of(w, weights_at(w, 0), &rule) ? make_all(d, w, e)
+                                                       : cuda_upload_run(d, w, e);
 }
 
 #endif

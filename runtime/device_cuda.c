@@ -454,4 +454,15 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
     return 0;
 }
 
+void device_cuda_upload(const struct device *dev, uint64_t *out_bytes, uint64_t *out_us) {
+    const struct cuda_device *d = (const struct cuda_device *)dev;
+
+    *out_bytes = d->upload_bytes;
+    *out_us = d->upload_us;
+}
+
+struct cuda_driver *device_cuda_driver(struct device *dev) {
+    return self(dev)->driver;
+}
+
 #endif

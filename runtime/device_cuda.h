@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct cuda_driver;
 struct device;
 struct err;
 
@@ -30,5 +31,10 @@ bool device_cuda_built(void);
 
 int device_cuda_open(const struct device_cuda_options *options, struct device **out_dev,
                      struct err *e);
+
+/* How the last load from files went: bytes of weights, and how long they took to be on the GPU as
+ * kernels want them.  And the driver below, for benchmarks.  Neither is there without CUDA. */
+void device_cuda_upload(const struct device *dev, uint64_t *out_bytes, uint64_t *out_us);
+struct cuda_driver *device_cuda_driver(struct device *dev);
 
 #endif

@@ -122,6 +122,7 @@ static int load(struct engine *g, struct err *e) {
     struct engine_options *o = &g->facts.options;
     struct device_limits limits;
     struct weights *w = NULL;
+    uint64_t begin_us, loaded_us;
     uint32_t n_pages;
     int r;
 
@@ -152,11 +153,18 @@ static int load(struct engine *g, struct err *e) {
     }
     if ((r = model_tensor_check(&g->facts.model, w, e)) < 0) goto out;
     if ((r = model_tensor_check_others(&g->facts.model, w, e)) < 0) goto out;
+    begin_us = engine_clock_us();
     if ((r = g->dev->ops->load(g->dev, &g->facts.model, w, &limits, e)) < 0) goto out;
+    loaded_us = engine_clock_us();
+    /* Beside the self-test; a device that hashed while it read left nothing to do. */
+    if ((r = weights_digest_begin(w, e)) < 0) goto out;
     if (o->twin_threads > 0 &&
         (r = selftest_model(g->dev, &g->facts.model, w, &limits, o->twin_threads, e)) < 0)
         goto out;
     r = fingerprint(g, w, e);
+    g->facts.bytes_files = o->random_seed ? 0 : weights_bytes(w);
+    g->facts.load_us = loaded_us - begin_us;
+    g->facts.digest_us = engine_clock_us() - loaded_us;
     g->dev->ops->memory(g->dev, &g->facts.bytes_weights, &g->facts.bytes_kv, &g->facts.bytes_work);
     g->dev->ops->describe(g->dev, g->facts.device, sizeof(g->facts.device));
     g->now.kv_pages = n_pages;

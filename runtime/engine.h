@@ -143,6 +143,8 @@ struct engine_facts {
     const struct token *token;
     const struct template *template;
     uint64_t bytes_weights, bytes_kv, bytes_work;
+    uint64_t bytes_files;        /* of weights, read; 0: made up */
+    uint64_t load_us, digest_us; /* until the device had them; and more until they were hashed */
     char device[128];
     struct engine_options options; /* with defaults filled in */
 };

@@ -43,6 +43,7 @@ struct err;
     X(cuStreamCreate, (CUstream *, unsigned))                                             \
     X(cuStreamDestroy_v2, (CUstream))                                                     \
     X(cuStreamSynchronize, (CUstream))                                                    \
+    X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                   \
     X(cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode))                           \
     X(cuStreamEndCapture, (CUstream, CUgraph *))                                          \
     X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long))          \
@@ -51,6 +52,7 @@ struct err;
     X(cuGraphDestroy, (CUgraph))                                                          \
     X(cuEventCreate, (CUevent *, unsigned))                                               \
     X(cuEventRecord, (CUevent, CUstream))                                                 \
+    X(cuEventSynchronize, (CUevent))                                                      \
     X(cuEventElapsedTime, (float *, CUevent, CUevent))                                    \
     X(cuEventDestroy_v2, (CUevent))                                                       \
     X(cuLibraryLoadData, (CUlibrary *, const void *, CUjit_option *, void **, unsigned,   \

@@ -2,22 +2,18 @@
 
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "runtime/assert.h"
-#include "runtime/cpu_pool.h"
 #include "runtime/document.h"
 #include "runtime/err.h"
 #include "runtime/file.h"
 #include "runtime/model_tensor.h"
-#include "runtime/num.h"
 #include "runtime/safetensors.h"
-#include "runtime/sha256.h"
+#include "runtime/weights_impl.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's values are used as they are");
 _Static_assert((int)WEIGHTS_RANK_MAX == (int)SAFETENSORS_RANK_MAX, "shapes are copied");
@@ -26,71 +22,13 @@ _Static_assert((int)WEIGHTS_DIGEST_BYTES == (int)SHA256_BYTES, "the digest is a 
 enum {
     PATH_BYTES = 4096,
     SHARD_NAME_BYTES_MAX = 255,
-    /* Small enough to be hashed and rounded while it is in the second-level cache. */
-    CHUNK_BYTES = 1 << 20,
-    MAKERS_MAX = 64,
-    MAKE_ALONE = 1 << 20, /* values that are not worth a thread */
 };
 
 static const char single_name[] = "model.safetensors";
 static const char index_name[] = "model.safetensors.index.json";
 
-struct shard {
-    char *name; /* in the folder; it stands in texts */
-    int fd;
-    uint64_t data_off; /* of the data in the file */
-    struct safetensors_entry *entries;
-    size_t n_entries;
-};
-
-struct entry {
-    struct weights_tensor tensor;           /* first: what weights_at gives out */
-    const struct safetensors_entry *header; /* NULL: made up, by `rule` */
-    const struct shard *shard;
-    struct weights_rule rule;
-    bool digested;
-    uint8_t digest[SHA256_BYTES];
-};
-
-struct weights {
-    char *folder;
-    bool round;
-    struct shard *shards;
-    size_t n_shards;
-    struct entry *entries; /* by name */
-    size_t n_entries;
-    uint64_t n_bytes;
-    char *names; /* of made-up tensors, MODEL_TENSOR_NAME_BYTES each */
-    uint64_t seed;
-    struct weights_reader *reader;
-    _Atomic uint64_t *n_read;
-};
-
-struct weights_reader {
-    struct sha256 *sha256;
-    uint8_t *chunk; /* CHUNK_BYTES */
-};
-
 static int no_memory(struct err *e) {
     return err_set(e, -ENOMEM, "no memory for the table of weights");
-}
-
-struct weights_reader *weights_reader_open(void) {
-    struct weights_reader *reader = calloc(1, sizeof(*reader));
-
-    if (!reader) return NULL;
-    reader->sha256 = sha256_open();
-    reader->chunk = malloc(CHUNK_BYTES);
-    if (reader->sha256 && reader->chunk) return reader;
-    weights_reader_close(reader);
-    return NULL;
-}
-
-void weights_reader_close(struct weights_reader *reader) {
-    if (!reader) return;
-    sha256_close(reader->sha256);
-    free(reader->chunk);
-    free(reader);
 }
 
 static int path_of(const struct weights *w, const char *name, char path[PATH_BYTES],
@@ -300,7 +238,8 @@ int weights_open(const char *folder, bool round, struct weights **out_weights, s
         r = no_memory(e);
         goto out;
     }
-    r = open_files(w, e);
+    r = tag_key_draw(&w->key, e);
+    if (r == 0) r = open_files(w, e);
     if (r == 0) r = make_table(w, e);
     if (r < 0) goto out;
     *out_weights = w;
@@ -358,12 +297,17 @@ int weights_make_up(const struct model *m, uint64_t seed, struct weights **out_w
 
 void weights_close(struct weights *w) {
     if (!w) return;
+    weights_digest_end(w);
     for (size_t i = 0; i < w->n_shards; i++) {
         safetensors_free(w->shards[i].entries, w->shards[i].n_entries);
         if (w->shards[i].fd >= 0) close(w->shards[i].fd);
         free(w->shards[i].name);
     }
     free(w->shards);
+    for (size_t i = 0; i < w->n_entries; i++) {
+        free(w->entries[i].tags);
+        free(w->entries[i].tagged);
+    }
     free(w->entries);
     free(w->names);
     free(w->folder);
@@ -401,176 +345,4 @@ const struct weights_tensor *weights_find(const struct weights *w, const char *n
 
 uint64_t weights_bytes(const struct weights *w) {
     return w->n_bytes;
-}
-
-/* Exact: every fp16 is an fp32. */
-static float from_f16(uint16_t x) {
-    unsigned sign = (unsigned)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 0x3ff;
-
-    if (exponent == 31) return num_from_bits(sign | 0x7f800000 | fraction << 13);
-    if (exponent > 0) return num_from_bits(sign | (exponent + 112) << 23 | fraction << 13);
-    return num_from_bits(sign | num_bits((float)fraction * 0x1p-24f));
-}
-
-static void round_values(enum weights_dtype dtype, const uint8_t *bytes, size_t n_bytes,
-                         uint16_t *out_values) {
-    if (dtype == WEIGHTS_F16) {
-        const uint16_t *x = (const uint16_t *)(const void *)bytes;
-
-        for (size_t i = 0; i < n_bytes / sizeof(x[0]); i++)
-            out_values[i] = num_to_bf16(from_f16(x[i]));
-    } else {
-        const float *x = (const float *)(const void *)bytes;
-
-        for (size_t i = 0; i < n_bytes / sizeof(x[0]); i++) out_values[i] = num_to_bf16(x[i]);
-    }
-}
-
-/* Reads a tensor once through, digests it, and leaves its values where out_values is not NULL. */
-static int read_entry(struct weights *w, struct weights_reader *reader, struct entry *entry,
-                      uint16_t *out_values, struct err *e) {
-    const struct shard *s = entry->shard;
-    bool direct = out_values && entry->tensor.dtype == WEIGHTS_BF16;
-    uint8_t digest[SHA256_BYTES];
-    uint64_t off = 0;
-    int r;
-
-    sha256_start(reader->sha256);
-    while (off < entry->tensor.n_bytes) {
-        uint64_t n_left = entry->tensor.n_bytes - off;
-        size_t n = n_left < CHUNK_BYTES ? (size_t)n_left : CHUNK_BYTES;
-        uint8_t *to = direct ? (uint8_t *)out_values + off : reader->chunk;
-
-        r = file_read_at(s->fd, s->name, s->data_off + entry->header->begin + off, to, n, e);
-        if (r < 0) return r;
-        sha256_add(reader->sha256, to, n);
-        if (out_values && !direct) {
-            size_t value_bytes = entry->tensor.dtype == WEIGHTS_F16 ? 2 : 4;
-
-            round_values(entry->tensor.dtype, to, n, out_values + off / value_bytes);
-        }
-        off += n;
-        if (w->n_read) atomic_fetch_add_explicit(w->n_read, n, memory_order_relaxed);
-    }
-    sha256_end(reader->sha256, digest);
-    if (entry->digested && memcmp(entry->digest, digest, sizeof(digest)) != 0)
-        return err_set(e, -EIO, "%s: tensor %.80s changed since it was read", s->name,
-                       entry->tensor.name);
-    memcpy(entry->digest, digest, sizeof(digest));
-    entry->digested = true;
-    return 0;
-}
-
-bool weights_rule_of(const struct weights *w, const struct weights_tensor *t,
-                     struct weights_rule *out_rule) {
-    const struct entry *entry = &w->entries[weights_index(w, t)];
-
-    if (entry->header) return false;
-    *out_rule = entry->rule;
-    return true;
-}
-
-/* Values first .. end - 1 of a made-up tensor; first is a multiple of 4, as words come. */
-struct making {
-    const struct weights_rule *rule;
-    uint64_t first, end;
-    uint16_t *values;
-    pthread_t thread;
-    bool started;
-};
-
-static void *make_some(void *arg) {
-    const struct making *m = arg;
-    const struct weights_rule *rule = m->rule;
-    unsigned words[4];
-
-    for (uint64_t i = m->first; i < m->end; i++) {
-        if (i % 4 == 0) num_random4(rule->seed + (i >> 32), rule->tensor, (unsigned)i / 4, words);
-        m->values[i] =
-            num_to_bf16(rule->base + rule->scale * ((float)(words[i % 4] >> 8) * 0x1p-23f - 1.0f));
-    }
-    return NULL;
-}
-
-/* Seconds of one processor for a large model: all of them help, where they can. */
-static void make_up(const struct weights_rule *rule, uint64_t n, uint16_t *out_values) {
-    struct making parts[MAKERS_MAX];
-    const uint32_t n_parts = n < MAKE_ALONE ? 1 : cpu_pool_processors(MAKERS_MAX);
-    uint64_t share;
-
-    share = (n / n_parts + 4) / 4 * 4;
-    for (uint32_t i = 0; i < n_parts; i++) {
-        parts[i] = (struct making){.rule = rule, .values = out_values};
-        parts[i].first = i * share < n ? i * share : n;
-        parts[i].end = (i + 1) * share < n ? (i + 1) * share : n;
-        if (i > 0)
-            parts[i].started = pthread_create(&parts[i].thread, NULL, make_some, &parts[i]) == 0;
-    }
-    for (uint32_t i = 0; i < n_parts; i++) {
-        if (parts[i].started)
-            (void)pthread_join(parts[i].thread, NULL);
-        else
-            (void)make_some(&parts[i]);
-    }
-}
-
-int weights_read_by(struct weights_reader *reader, struct weights *w,
-                    const struct weights_tensor *t, uint16_t *out_values, struct err *e) {
-    struct entry *entry = &w->entries[weights_index(w, t)];
-
-    if (!entry->header) {
-        make_up(&entry->rule, t->n_values, out_values);
-        return 0;
-    }
-    if (t->dtype == WEIGHTS_OTHER || (t->dtype != WEIGHTS_BF16 && !w->round))
-        return err_set(e, -ENOTSUP, "%s: tensor %.80s: dtype %s is not %s", entry->shard->name,
-                       t->name, entry->header->dtype,
-                       t->dtype == WEIGHTS_OTHER ? "implemented" : "taken without rounding");
-    return read_entry(w, reader, entry, out_values, e);
-}
-
-int weights_read(struct weights *w, const struct weights_tensor *t, uint16_t *out_values,
-                 struct err *e) {
-    return weights_read_by(w->reader, w, t, out_values, e);
-}
-
-static void add_uint(struct sha256 *s, uint64_t x, size_t n_bytes) {
-    sha256_add(s, &x, n_bytes);
-}
-
-static void add_text(struct sha256 *s, const char *text) {
-    add_uint(s, strlen(text), sizeof(uint32_t));
-    sha256_add(s, text, strlen(text));
-}
-
-int weights_digest(struct weights *w, uint8_t out_digest[WEIGHTS_DIGEST_BYTES], struct err *e) {
-    struct sha256 *sum;
-
-    if (w->names) {
-        char text[64];
-        const int n = snprintf(text, sizeof(text), "llm42 made-up weights v1 %llu",
-                               (unsigned long long)w->seed);
-
-        sha256_of(text, (size_t)n, out_digest);
-        return 0;
-    }
-    for (size_t i = 0; i < w->n_entries; i++) {
-        int r = w->entries[i].digested ? 0 : read_entry(w, w->reader, &w->entries[i], NULL, e);
-
-        if (r < 0) return r;
-    }
-    sum = w->reader->sha256;
-    sha256_start(sum);
-    for (size_t i = 0; i < w->n_entries; i++) {
-        const struct entry *entry = &w->entries[i];
-
-        add_text(sum, entry->tensor.name);
-        add_text(sum, entry->header->dtype);
-        add_uint(sum, entry->tensor.rank, sizeof(uint32_t));
-        for (uint32_t d = 0; d < entry->tensor.rank; d++)
-            add_uint(sum, entry->tensor.shape[d], sizeof(uint64_t));
-        sha256_add(sum, entry->digest, sizeof(entry->digest));
-    }
-    sha256_end(sum, out_digest);
-    return 0;
 }

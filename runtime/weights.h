@@ -85,6 +85,20 @@ void weights_reader_close(struct weights_reader *reader); /* NULL is fine */
 int weights_read_by(struct weights_reader *reader, struct weights *w,
                     const struct weights_tensor *t, uint16_t *out_values, struct err *e);
 
+/* A tensor of a folder in pieces of piece_values, the last may be shorter, so that several threads
+ * can read one: bf16 into out_values, and without hashing, which goes through a tensor in order and is
+ * slower than a disk.  Instead a keyed tag of each piece (tag.h) is kept; whoever reads or hashes
+ * it later must find the same.  weights_cut: 0, -ENOMEM, or -ENOTSUP as weights_read. */
+int weights_cut(struct weights *w, const struct weights_tensor *t, uint64_t piece_values,
+                struct err *e);
+int weights_read_piece(struct weights_reader *reader, struct weights *w,
+                       const struct weights_tensor *t, uint64_t piece, uint16_t *out_values,
+                       struct err *e);
+
+/* Lets threads hash what was not hashed yet, until weights_digest or close; meanwhile tensors that
+ * were read in pieces may be read again, and no others.  0 or -ENOMEM. */
+int weights_digest_begin(struct weights *w, struct err *e);
+
 /* A digest in which sharding does not show (SPEC.md 2.13).  Reads what was not read yet.
  *
  * SHA-256 over, for each tensor in the order of strcmp of the names, all integers little-endian:

@@ -492,8 +492,9 @@ static void test_memory_taken(void **state) {
 
 /* What may fail without anybody's knowing, as nothing depends on it. */
 static bool is_ignored(const char *name) {
-    static const char *const ignored[] = {"cuDeviceGetName", "cuGetErrorName", "cuGetErrorString",
-                                          "cuGraphDestroy",  "cuMemFree_v2",   "cuMemFreeHost"};
+    static const char *const ignored[] = {
+        "cuDeviceGetName", "cuGetErrorName", "cuGetErrorString",  "cuGraphDestroy",
+        "cuMemFree_v2",    "cuMemFreeHost",  "cuEventDestroy_v2", "cuStreamDestroy_v2"};
 
     for (size_t i = 0; i < sizeof(ignored) / sizeof(ignored[0]); i++)
         if (!strcmp(name, ignored[i])) return true;
@@ -594,6 +595,37 @@ static void test_every_call_of_nvrtc(void **state) {
     assert_true(n_refused > 50); /* a log that is not had does no harm */
 }
 
+/* Each call of loading from files, or one in so many: the error says so, and nothing is left. */
+static void fail_every_call_of_load(const struct model *m, struct weights *w, int code, int want,
+                                    uint32_t stride) {
+    uint32_t n = 0;
+
+    for (uint32_t at = 1;; at += stride) {
+        struct device *dev;
+        struct err e;
+        bool over;
+        int r;
+
+        cuda_reset();
+        assert_int_equal(open_device(&dev, &e), 0);
+        fails_at(cuda, "*", cuda->n_calls + at, code);
+        e.text[0] = '\0';
+        r = dev->ops->load(dev, m, w, &small_limits, &e);
+        over = !*cuda->failed;
+        cuda->fail.at = 0;
+        dev->ops->close(dev);
+        if (over) break;
+        if (r < 0) expect(r, want, "CUDA: ", &e), n++;
+        if (r == 0 && !is_ignored(cuda->failed))
+            fail_msg("call %u of loading, %s: %d went unnoticed", at, cuda->failed, code);
+        if (cuda->n_live || cuda->n_wrong || (code == 700 && cuda->n_after))
+            fail_msg("call %u of loading, %s: %d: %u things left, %u calls after it; %s", at,
+                     cuda->failed, code, cuda->n_live, cuda->n_after, cuda->wrong);
+    }
+    print_message("%u calls of loading failed with %d\n", n, code);
+    assert_true(n * stride > 200);
+}
+
 /* A model from files: what is copied is theirs, and a failure between two tensors is one. */
 static void test_weights(void **state) {
     const char *const names[] = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernelEx", "cuStreamSynchronize",
@@ -621,6 +653,8 @@ static void test_weights(void **state) {
             expect(r, -EIO, "CUDA_ERROR_ILLEGAL_ADDRESS", &e);
         }
     assert_int_equal(r, 0);
+    fail_every_call_of_load(&m, w, 700, -EIO, 1);
+    fail_every_call_of_load(&m, w, 2, -ENOMEM, 3);
     m.vocab += 16;
     cuda_reset();
     assert_int_equal(open_device(&dev, &e), 0);

@@ -50,6 +50,20 @@ static void memory_report(const struct bench_options *o, const struct bench_daem
                         "VmRSS %s beyond %.1f MiB of weights and KV", when, due);
 }
 
+/* ---- Weights ---- */
+
+static void load_report(const struct bench_options *o, const json_t *info) {
+    const json_t *load = json_object_get(info, "load");
+    const double mb = (double)json_integer_value(json_object_get(load, "bytes")) / 1e6;
+    const double s = (double)json_integer_value(json_object_get(load, "us")) / 1e6;
+    const struct bench_target none = {0};
+
+    if (mb == 0 || s == 0) return; /* made up */
+    bench_report_figure(&o->report, "start.load", mb / 1e3 / s, "GB/s", none,
+                        "%.0f MB of weights from files in %.2f s, and hashed %.2f s later", mb, s,
+                        (double)json_integer_value(json_object_get(load, "digest_us")) / 1e6);
+}
+
 /* ---- The verb ---- */
 
 static int measure(const struct bench_options *o, const struct bench_daemon *d) {
@@ -72,6 +86,7 @@ static int measure(const struct bench_options *o, const struct bench_daemon *d) 
     if (r == BENCH_OK) r = bench_client_info(io, WIRE_INFO_ALL, &info);
     if (r != BENCH_OK) goto out;
     memory = json_object_get(info, "memory_bytes");
+    load_report(o, info);
     bench_report_figure(&o->report, "start.weights", mib_of(memory, "weights"), "MiB", none,
                         "weights, as INFO has it");
     bench_report_figure(&o->report, "start.kv", mib_of(memory, "kv"), "MiB", none,

@@ -68,6 +68,7 @@ int bench_serve(const struct bench_options *o);   /* bench_serve.c: latencies ov
 int bench_start(const struct bench_options *o);   /* bench_start.c: readiness and memory */
 int bench_kernels(const struct bench_options *o); /* bench_kernels.c: of the GPU, beside a peer */
 int bench_step(const struct bench_options *o);    /* bench_step.c: whole steps of the GPU */
+int bench_weights(const struct bench_options *o); /* bench_weights.c: from a file to the GPU */
 int bench_experiment(const struct bench_options *o);        /* bench_experiment.c: of the paper */
 int bench_experiment_report(const struct bench_options *o); /* bench_experiment_report.c: a page */
 

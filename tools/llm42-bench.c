@@ -31,6 +31,8 @@ static const char usage[] =
     "  kernels  of the GPU, each on the canonical and the tuned schedule: beside a peer, and\n"
     "           beside what bounds it\n"
     "  step     whole steps of the GPU and their stages, weights made up from --seed\n"
+    "  weights  from a file in --out DIR, made up there from --seed where there is none, to the\n"
+    "           GPU: beside the file read alone and the bus alone; and hashed\n"
     "  experiment NAME   of the paper: join, spans, window, ablation, offline, online; a row a\n"
     "           run in DIR/NAME.csv of --out, digests held against a reference\n"
     "  report DIR        DIR/index.html of all that experiments left there\n"
@@ -55,7 +57,8 @@ static const char usage[] =
     "  --pings N                  serve, start: round trips (2000)\n"
     "  --daemon PATH              start, experiment: the program (beside this one)\n"
     "  --set SECTION.KEY=VALUE    start, experiment: a setting of it, up to 32 times\n"
-    "  --geometry NAME            kernels, step: llama-3.1-8b, smollm2-135m, or a folder with a\n"
+    "  --geometry NAME            kernels, step, weights: llama-3.1-8b, smollm2-135m, or a folder "
+    "with a\n"
     "                             config.json (llama-3.1-8b)\n"
     "  --rows N,N,..              kernels, step: rows of a step, up to 16 counts, 1 to 8192\n"
     "  --only F,F,..              kernels: of gemm, attention, norm (all)\n"
@@ -63,8 +66,8 @@ static const char usage[] =
     "  --peer PROGRAM             kernels, step: measures the same by other libraries, or none\n"
     "                             (tools/bench_peer.py, which wants torch)\n"
     "  --plot FILE                kernels: a roofline as SVG, by gnuplot; or its script, FILE.gp\n"
-    "  --cache DIR                kernels, step: of compiled kernels (none)\n"
-    "  --out DIR                  experiment: folder of its files\n"
+    "  --cache DIR                kernels, step, weights: of compiled kernels (none)\n"
+    "  --out DIR                  experiment, weights: folder of its files\n"
     "  --device D                 experiment: cpu, cuda (cpu)\n"
     "  --repeats R                experiment: of every run, 1 to 100 (3)\n"
     "  --systems S,S,..           experiment: of nondet, nondet-stock, canonical, auto,\n"
@@ -395,6 +398,7 @@ static int run(const char *verb, const struct bench_options *o) {
         {"start", bench_start, false, false},
         {"kernels", bench_kernels, false, false},
         {"step", bench_step, false, false},
+        {"weights", bench_weights, false, false},
         {"experiment", bench_experiment, false, false},
         {"report", bench_experiment_report, false, true},
     };

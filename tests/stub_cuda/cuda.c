@@ -397,6 +397,13 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return r == CUDA_SUCCESS && recorded ? wrong("waiting while recording") : r;
 }
 
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    CUresult r = call_on(AT_cuStreamWaitEvent, stream, 0, 0);
+
+    (void)flags;
+    return r == CUDA_SUCCESS && !find(EVENT, event) ? wrong("waiting for no event") : r;
+}
+
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     CUresult r = call_on(AT_cuStreamBeginCapture_v2, stream, 0, 0);
 
@@ -465,6 +472,12 @@ CUresult cuEventCreate(CUevent *out, unsigned flags) {
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     (void)event;
     return call_on(AT_cuEventRecord, stream, 0, 0);
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    CUresult r = call_in_context(AT_cuEventSynchronize);
+
+    return r == CUDA_SUCCESS && !find(EVENT, event) ? wrong("waiting for no event") : r;
 }
 
 CUresult cuEventElapsedTime(float *out, CUevent from, CUevent to) {

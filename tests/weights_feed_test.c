@@ -1,0 +1,262 @@
+/* Pieces that threads read: each once, the same values as whole tensors, in memory that is the
+ * caller's; errors of files; an end at any time; and what hashes later finds what was read. */
+#include "runtime/weights_feed.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "runtime/err.h"
+#include "runtime/model.h"
+#include "runtime/weights.h"
+
+static const char folder[] = "tests/data/verse-4m";
+enum { FILE_BYTES = 7348736 };
+
+static struct model read_model(void) {
+    struct err e = {{0}};
+    struct model m;
+
+    if (model_read(folder, &m, &e) < 0) fail_msg("%s", e.text);
+    return m;
+}
+
+static void *take_memory(const struct model *m) {
+    void *memory = malloc(WEIGHTS_FEED_SLOTS * weights_feed_slot_bytes(m));
+
+    assert_non_null(memory);
+    return memory;
+}
+
+/* Values as whole tensors have them, by another reader of the folder. */
+static uint16_t *whole(struct weights *w, const struct model_tensor *t) {
+    uint16_t *values = malloc(model_tensor_values(t) * sizeof(*values));
+    struct err e = {{0}};
+
+    assert_non_null(values);
+    assert_int_equal(weights_read(w, weights_find(w, t->name), values, &e), 0);
+    return values;
+}
+
+/* Up to `hold` pieces are kept before the first of them goes back. */
+static void check_all(struct weights *w, const struct model *m, struct weights *again,
+                      uint32_t hold) {
+    struct weights_piece held[WEIGHTS_FEED_SLOTS], p;
+    uint64_t n_seen[64] = {0};
+    void *memory = take_memory(m);
+    struct weights_feed *f = NULL;
+    struct err e = {{0}};
+    struct model_tensor t;
+    uint32_t n_held = 0, n = 0;
+    int r;
+
+    assert_int_equal(weights_feed_open(w, m, memory, &f, &e), 0);
+    while ((r = weights_feed_next(f, n_held < hold, &p, &e)) != 0) {
+        if (r == 1) held[n_held++] = p;
+        if (r < 0) assert_int_equal(r, -EAGAIN);
+        if (n_held == hold || r == -EAGAIN) {
+            for (uint32_t i = 0; i < n_held; i++) {
+                uint16_t *want = whole(again, &held[i].tensor);
+
+                assert_true(held[i].index < 64 && held[i].n > 0);
+                assert_int_equal(held[i].first % held[i].tensor.n_k, 0);
+                assert_memory_equal(held[i].values, want + held[i].first,
+                                    held[i].n * sizeof(*want));
+                n_seen[held[i].index] += held[i].n;
+                weights_feed_give(f, held[i].slot);
+                free(want);
+            }
+            n_held = 0;
+        }
+    }
+    for (uint32_t i = 0; i < n_held; i++) n_seen[held[i].index] += held[i].n;
+    for (; model_tensor_at(m, n, &t); n++) assert_int_equal(n_seen[n], model_tensor_values(&t));
+    weights_feed_close(f);
+    free(memory);
+}
+
+static void test_same_values(void **state) {
+    static const uint32_t holds[] = {1, 4, WEIGHTS_FEED_SLOTS};
+    uint8_t one[WEIGHTS_DIGEST_BYTES], other[WEIGHTS_DIGEST_BYTES];
+    const struct model m = read_model();
+    struct weights *w, *again;
+    struct err e = {{0}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(holds) / sizeof(holds[0]); i++) {
+        assert_int_equal(weights_open(folder, false, &w, &e), 0);
+        assert_int_equal(weights_open(folder, false, &again, &e), 0);
+        check_all(w, &m, again, holds[i]);
+        check_all(w, &m, again, holds[i]); /* read again, they must be the same */
+        assert_int_equal(weights_digest_begin(w, &e), 0);
+        assert_int_equal(weights_digest(w, one, &e), 0);
+        assert_int_equal(weights_digest(again, other, &e), 0);
+        assert_memory_equal(one, other, sizeof(one));
+        weights_close(w);
+        weights_close(again);
+    }
+}
+
+static void test_slots(void **state) {
+    struct model m = read_model();
+
+    (void)state;
+    assert_int_equal(weights_feed_slot_bytes(&m), 2048 * 256 * 2); /* of the embedding, whole */
+    m.vocab = 200003;
+    assert_int_equal(weights_feed_slot_bytes(&m), WEIGHTS_FEED_BYTES);
+    m.intermediate = 1 << 20; /* eight rows of down are more */
+    assert_int_equal(weights_feed_slot_bytes(&m), 8 * (2 << 20));
+}
+
+static void test_closed_early(void **state) {
+    const struct model m = read_model();
+    void *memory = take_memory(&m);
+    struct weights *w;
+    struct err e = {{0}};
+
+    (void)state;
+    assert_int_equal(weights_open(folder, false, &w, &e), 0);
+    for (uint32_t n = 0; n < WEIGHTS_FEED_SLOTS; n++) {
+        struct weights_feed *f = NULL;
+        struct weights_piece p;
+
+        assert_int_equal(weights_feed_open(w, &m, memory, &f, &e), 0);
+        for (uint32_t i = 0; i < n; i++) assert_int_equal(weights_feed_next(f, true, &p, &e), 1);
+        weights_feed_close(f);
+    }
+    weights_close(w);
+    free(memory);
+}
+
+/* A copy of the folder's file, opened; then something happens to the file. */
+static char copy[] = "/tmp/weights_feed_test.XXXXXX", path[64];
+
+static struct weights *open_copy(void) {
+    struct weights *w = NULL;
+    struct err e = {{0}};
+    char command[256];
+
+    memcpy(strrchr(copy, '.') + 1, "XXXXXX", 6);
+    assert_non_null(mkdtemp(copy));
+    (void)snprintf(path, sizeof(path), "%s/model.safetensors", copy);
+    (void)snprintf(command, sizeof(command), "cp %s/model.safetensors %s", folder, path);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(weights_open(copy, false, &w, &e), 0);
+    return w;
+}
+
+static void remove_copy(void) {
+    (void)unlink(path);
+    (void)rmdir(copy);
+}
+
+static int feed_all(struct weights *w, struct err *e) {
+    const struct model m = read_model();
+    void *memory = take_memory(&m);
+    struct weights_feed *f = NULL;
+    struct weights_piece p;
+    int r;
+
+    assert_int_equal(weights_feed_open(w, &m, memory, &f, e), 0);
+    while ((r = weights_feed_next(f, true, &p, e)) > 0) weights_feed_give(f, p.slot);
+    if (r < 0) assert_int_equal(weights_feed_next(f, true, &p, e), r); /* and again */
+    weights_feed_close(f);
+    free(memory);
+    return r;
+}
+
+static void flip_byte(off_t at) {
+    const int fd = open(path, O_RDWR);
+    uint8_t byte;
+
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 0x40;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static void test_cut_short(void **state) {
+    struct weights *w = open_copy();
+    struct err e = {{0}};
+
+    (void)state;
+    assert_int_equal(truncate(path, FILE_BYTES - 1000), 0);
+    assert_int_equal(feed_all(w, &e), -EIO);
+    assert_non_null(strstr(e.text, "model.safetensors"));
+    assert_non_null(strstr(e.text, "shorter"));
+    weights_close(w);
+    remove_copy();
+}
+
+/* One byte between two readings: of pieces, of a tensor, of the hash.  Put back, it is as it was. */
+static void test_changed(void **state) {
+    uint8_t digest[WEIGHTS_DIGEST_BYTES], want[WEIGHTS_DIGEST_BYTES];
+    struct weights *w = open_copy();
+    const struct model m = read_model();
+    struct err e = {{0}};
+    struct model_tensor t;
+    uint32_t n_changed = 0;
+
+    (void)state;
+    assert_int_equal(feed_all(w, &e), 0);
+    flip_byte(FILE_BYTES - 100);
+    assert_int_equal(feed_all(w, &e), -EIO);
+    assert_non_null(strstr(e.text, "changed since it was read"));
+    for (uint32_t i = 0; model_tensor_at(&m, i, &t); i++) {
+        uint16_t *values = malloc(model_tensor_values(&t) * sizeof(*values));
+        const int r = weights_read(w, weights_find(w, t.name), values, &e);
+
+        assert_true(r == 0 || (r == -EIO && strstr(e.text, "changed since it was read")));
+        n_changed += r < 0;
+        free(values);
+    }
+    assert_int_equal(n_changed, 1);
+    assert_int_equal(weights_digest_begin(w, &e), 0);
+    assert_int_equal(weights_digest(w, digest, &e), -EIO);
+    assert_non_null(strstr(e.text, "changed since it was read"));
+    flip_byte(FILE_BYTES - 100);
+    assert_int_equal(weights_digest(w, digest, &e), 0);
+    weights_close(w);
+    assert_int_equal(weights_open(folder, false, &w, &e), 0);
+    assert_int_equal(weights_digest(w, want, &e), 0);
+    assert_memory_equal(digest, want, sizeof(want));
+    weights_close(w);
+    remove_copy();
+}
+
+/* Hashing goes on beside a reader of what came in pieces, and is given up by close. */
+static void test_hashing_beside(void **state) {
+    const struct model m = read_model();
+    struct model_tensor t;
+    struct weights *w;
+    struct err e = {{0}};
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(weights_open(folder, false, &w, &e), 0);
+        assert_int_equal(feed_all(w, &e), 0);
+        assert_int_equal(weights_digest_begin(w, &e), 0);
+        assert_int_equal(weights_digest_begin(w, &e), 0);
+        for (uint32_t i = 0; round > 0 && model_tensor_at(&m, i, &t); i++) free(whole(w, &t));
+        weights_close(w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_values),  cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_closed_early), cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_changed),      cmocka_unit_test(test_hashing_beside),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
