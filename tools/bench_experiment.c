@@ -8,6 +8,7 @@
 
 #include "tools/bench_client.h"
 #include "tools/bench_experiment_session.h"
+#include "tools/bench_lab_experiment.h"
 
 /* Settings that the experiment has itself. */
 static int check_sets(const struct bench_options *o) {
@@ -32,7 +33,8 @@ static int find(const char *name, enum bench_experiment *out) {
             *out = e;
             return BENCH_OK;
         }
-    bench_say("%s is no experiment: join, spans, window, ablation, offline, online",
+    bench_say("%s is no experiment: join, spans, window, ablation, offline, online, gemm, norm, "
+              "invariance, verify-cost",
               name ? name : "nothing");
     return BENCH_USAGE;
 }
@@ -211,8 +213,13 @@ static int run_session(struct bench_session *s) {
 int bench_experiment(const struct bench_options *o) {
     struct bench_session *s;
     enum bench_experiment e;
-    int r = find(o->operand, &e);
+    int r;
 
+    if (bench_lab_is(o->operand)) {
+        r = folder_make(o->out);
+        return r == BENCH_OK ? bench_lab_experiment(o) : r;
+    }
+    r = find(o->operand, &e);
     if (r == BENCH_OK) r = check_sets(o);
     if (r != BENCH_OK) return r;
     s = calloc(1, sizeof(*s));

@@ -1,16 +1,14 @@
 #include "tools/bench_experiment_session.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "runtime/sha256.h"
 #include "tools/bench_client.h"
+#include "tools/bench_experiment_file.h"
 
 enum {
     WARM_REQUESTS = 8, /* before a daemon is measured: kernels and graphs are made at first use */
@@ -20,20 +18,6 @@ enum {
 };
 
 /* ---- Conditions: lines "# name: value" ---- */
-
-static void note(char *text, const char *name, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-static void note(char *text, const char *name, const char *fmt, ...) {
-    size_t n = strlen(text);
-    va_list args;
-
-    n += (size_t)snprintf(text + n, BENCH_CONDITIONS_BYTES - n, "# %s: ", name);
-    va_start(args, fmt);
-    if (n < BENCH_CONDITIONS_BYTES)
-        n += (size_t)vsnprintf(text + n, BENCH_CONDITIONS_BYTES - n, fmt, args);
-    va_end(args);
-    if (n < BENCH_CONDITIONS_BYTES) snprintf(text + n, BENCH_CONDITIONS_BYTES - n, "\n");
-}
 
 /* "none", or the file's name and the hash of its bytes. */
 static int file_words(const char *path, char *out, size_t n_out, char **out_text, size_t *out_n) {
@@ -74,48 +58,28 @@ static int asked(struct bench_session *s) {
 
     if (o->trace && (r = file_words(o->trace, words, sizeof(words), &text, &n)) == BENCH_OK)
         free(text);
-    note(s->asked, "trace", "%s", words);
+    bench_file_note(s->asked, "trace", "%s", words);
     snprintf(words, sizeof(words), wants_text(s) ? "pieces of the program's own text" : "any ids");
     if (r == BENCH_OK && o->text &&
         (r = file_words(o->text, words, sizeof(words), &text, &n)) == BENCH_OK)
         free(text);
-    note(s->asked, "prompts", "%s", words);
+    bench_file_note(s->asked, "prompts", "%s", words);
     whole = realpath(o->model, NULL);
-    note(s->asked, "model", "%s", whole ? whole : o->model);
+    bench_file_note(s->asked, "model", "%s", whole ? whole : o->model);
     free(whole);
-    note(s->asked, "engine.device", "%s", o->device);
-    note(s->asked, "engine.threads", "%u", o->n_threads);
+    bench_file_note(s->asked, "engine.device", "%s", o->device);
+    bench_file_note(s->asked, "engine.threads", "%u", o->n_threads);
     words[0] = '\0';
     for (uint32_t i = 0; i < o->n_sets; i++)
         snprintf(words + strlen(words), sizeof(words) - strlen(words), " %s", o->sets[i]);
-    note(s->asked, "settings", "%s", words[0] ? words + 1 : "none");
-    note(s->asked, "seed", "%llu", (unsigned long long)o->seed);
-    note(s->asked, "scale", "%g", o->scale);
-    note(s->asked, "temperature", "%g", o->temperature);
-    note(s->asked, "end-of-text ids", "%s", o->honour_eos ? "honoured" : "ignored");
-    note(s->asked, "bound of goodput, ms", "%g", o->bound_ms);
-    note(s->asked, "in flight at most", "%d", BENCH_FLIGHT_MAX);
+    bench_file_note(s->asked, "settings", "%s", words[0] ? words + 1 : "none");
+    bench_file_note(s->asked, "seed", "%llu", (unsigned long long)o->seed);
+    bench_file_note(s->asked, "scale", "%g", o->scale);
+    bench_file_note(s->asked, "temperature", "%g", o->temperature);
+    bench_file_note(s->asked, "end-of-text ids", "%s", o->honour_eos ? "honoured" : "ignored");
+    bench_file_note(s->asked, "bound of goodput, ms", "%g", o->bound_ms);
+    bench_file_note(s->asked, "in flight at most", "%d", BENCH_FLIGHT_MAX);
     return r;
-}
-
-/* The first line that the file and we have otherwise, told. */
-static int compare(const struct bench_session *s, const char *conditions) {
-    char copy[BENCH_CONDITIONS_BYTES], *rest = copy, *line;
-
-    if (s->table.n_notes == 0) return BENCH_OK;
-    memcpy(copy, conditions, sizeof(copy));
-    while ((line = strsep(&rest, "\n")) && *line) {
-        char *colon = strstr(line, ": ");
-        const char *was;
-
-        *colon = '\0';
-        was = bench_table_note(&s->table, line + 2);
-        if (was && strcmp(was, colon + 2) == 0) continue;
-        bench_say("%s: its rows are of %s %s, not %s: take another --out", s->path, line + 2,
-                  was ? was : "(not told)", colon + 2);
-        return BENCH_USAGE;
-    }
-    return BENCH_OK;
 }
 
 static const char *text_of(const json_t *o, const char *key) {
@@ -132,13 +96,15 @@ static int found(struct bench_session *s) {
 
     if (r != BENCH_OK) return r;
     sha256_hex(s->fingerprint, hex);
-    note(s->found, "version", "%s, build %s", text_of(info, "version"), text_of(info, "build"));
-    note(s->found, "fingerprint", "%s", hex);
-    note(s->found, "device", "%s", text_of(info, "device"));
-    note(s->found, "model's name", "%s", text_of(json_object_get(info, "model"), "name"));
-    note(s->found, "context", "%u", s->context);
+    bench_file_note(s->found, "version", "%s, build %s", text_of(info, "version"),
+                    text_of(info, "build"));
+    bench_file_note(s->found, "fingerprint", "%s", hex);
+    bench_file_note(s->found, "device", "%s", text_of(info, "device"));
+    bench_file_note(s->found, "model's name", "%s",
+                    text_of(json_object_get(info, "model"), "name"));
+    bench_file_note(s->found, "context", "%u", s->context);
     json_decref(info);
-    return compare(s, s->found);
+    return bench_file_compare(s->path, &s->table, s->found);
 }
 
 /* ---- The file ---- */
@@ -164,45 +130,25 @@ static void machine_write(FILE *f, const struct bench_session *s) {
     if (smi) (void)pclose(smi);
 }
 
-/* Appends whole lines: what is half written at the end is cut off first. */
 static int append(struct bench_session *s, const char *names, const char *line) {
-    FILE *f = fopen(s->path, "ae");
-    bool failed;
+    const bool fresh = !s->begun && names;
+    FILE *f = bench_file_append(s->path);
 
-    if (!f) {
-        bench_say("%s: %s", s->path, strerror(errno));
-        return BENCH_FAILED;
+    if (!f) return BENCH_FAILED;
+    if (fresh && s->table.n_notes == 0) {
+        machine_write(f, s);
+        fprintf(f, "%s%s", s->asked, s->found);
     }
-    if (!s->begun && names) {
-        if (s->table.n_notes == 0) {
-            machine_write(f, s);
-            fprintf(f, "%s%s", s->asked, s->found);
-        }
-        fprintf(f, "%s\n", names);
-    }
+    if (fresh) fprintf(f, "%s\n", names);
     s->begun = s->begun || names;
     fprintf(f, "%s\n", line);
-    failed = fflush(f) != 0 || fsync(fileno(f)) < 0;
-    if (fclose(f) != 0 || failed) {
-        bench_say("%s: cannot be written: %s", s->path, strerror(errno));
-        return BENCH_FAILED;
-    }
-    return BENCH_OK;
+    return bench_file_close(f, s->path);
 }
 
-/* The columns of a file are those of its first row. */
 int bench_session_row(struct bench_session *s, const struct bench_row *row) {
-    char names[sizeof(row->names)];
-    size_t n = 0;
+    const int r = bench_file_columns(s->path, &s->table, row);
 
-    for (uint32_t i = 0; i < s->table.n_columns; i++)
-        n +=
-            (size_t)snprintf(names + n, sizeof(names) - n, "%s%s", i ? "," : "", s->table.names[i]);
-    if (n > 0 && strcmp(names, row->names) != 0) {
-        bench_say("%s: has other columns: take another --out", s->path);
-        return BENCH_USAGE;
-    }
-    return append(s, row->names, row->values);
+    return r == BENCH_OK ? append(s, row->names, row->values) : r;
 }
 
 int bench_session_void(struct bench_session *s, const char *key, const char *why) {
@@ -220,33 +166,6 @@ bool bench_session_has(const struct bench_session *s, const struct bench_run *ru
     return bench_table_has(&s->table, key);
 }
 
-static int tail_cut(const char *path) {
-    FILE *f = fopen(path, "r+e");
-    long end = 0;
-    int c;
-
-    if (!f) return BENCH_OK; /* none yet */
-    for (long at = 1; (c = fgetc(f)) != EOF; at++)
-        if (c == '\n') end = at;
-    c = ftruncate(fileno(f), end);
-    fclose(f);
-    if (c == 0) return BENCH_OK;
-    bench_say("%s: %s", path, strerror(errno));
-    return BENCH_FAILED;
-}
-
-/* Two programs at once would run the same runs, and each disturb the other's. */
-static int lock(struct bench_session *s) {
-    s->lock_fd = open(s->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (s->lock_fd >= 0 && flock(s->lock_fd, LOCK_EX | LOCK_NB) == 0) return BENCH_OK;
-    if (errno != EWOULDBLOCK) {
-        bench_say("%s: %s", s->path, strerror(errno));
-        return BENCH_FAILED;
-    }
-    bench_say("%s: another llm42-bench is at work on it", s->path);
-    return BENCH_USAGE;
-}
-
 int bench_session_open(const struct bench_options *o, struct bench_session *s) {
     int r;
 
@@ -255,8 +174,7 @@ int bench_session_open(const struct bench_options *o, struct bench_session *s) {
     s->daemon.notify_fd = -1;
     snprintf(s->path, sizeof(s->path), "%.4000s/%s.csv", o->out,
              bench_experiment_names[s->plan.experiment]);
-    r = lock(s);
-    if (r == BENCH_OK) r = tail_cut(s->path);
+    r = bench_file_take(s->path, &s->lock_fd);
     if (r == BENCH_OK) r = asked(s);
     if (r == BENCH_OK) r = bench_table_read(s->path, &s->table);
     s->begun = s->table.n_columns > 0;
@@ -267,7 +185,7 @@ int bench_session_open(const struct bench_options *o, struct bench_session *s) {
             r = BENCH_FAILED;
         }
     }
-    return r == BENCH_OK ? compare(s, s->asked) : r;
+    return r == BENCH_OK ? bench_file_compare(s->path, &s->table, s->asked) : r;
 }
 
 void bench_session_close(struct bench_session *s) {

@@ -6,9 +6,7 @@
 #ifndef LLM42D_TOOLS_BENCH_EXPERIMENT_SESSION_H
 #define LLM42D_TOOLS_BENCH_EXPERIMENT_SESSION_H
 
-#include "tools/bench_experiment.h"
-
-enum { BENCH_CONDITIONS_BYTES = 16384 };
+#include "tools/bench_experiment_file.h"
 
 struct bench_session {
     const struct bench_options *o;

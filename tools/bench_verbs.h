@@ -69,6 +69,7 @@ int bench_start(const struct bench_options *o);   /* bench_start.c: readiness an
 int bench_kernels(const struct bench_options *o); /* bench_kernels.c: of the GPU, beside a peer */
 int bench_step(const struct bench_options *o);    /* bench_step.c: whole steps of the GPU */
 int bench_weights(const struct bench_options *o); /* bench_weights.c: from a file to the GPU */
+int bench_tune(const struct bench_options *o);    /* bench_tune.c: the fastest cuts, as a table */
 int bench_experiment(const struct bench_options *o);        /* bench_experiment.c: of the paper */
 int bench_experiment_report(const struct bench_options *o); /* bench_experiment_report.c: a page */
 

@@ -33,6 +33,8 @@ static const char usage[] =
     "  step     whole steps of the GPU and their stages, weights made up from --seed\n"
     "  weights  from a file in --out DIR, made up there from --seed where there is none, to the\n"
     "           GPU: beside the file read alone and the bus alone; and hashed\n"
+    "  tune [GEOMETRY]   the fastest cuts of each product and of attention on this GPU, as\n"
+    "           the text of runtime/schedule_sm90.inc\n"
     "  experiment NAME   of the paper: join, spans, window, ablation, offline, online; a row a\n"
     "           run in DIR/NAME.csv of --out, digests held against a reference\n"
     "  report DIR        DIR/index.html of all that experiments left there\n"
@@ -66,7 +68,7 @@ static const char usage[] =
     "  --peer PROGRAM             kernels, step: measures the same by other libraries, or none\n"
     "                             (tools/bench_peer.py, which wants torch)\n"
     "  --plot FILE                kernels: a roofline as SVG, by gnuplot; or its script, FILE.gp\n"
-    "  --cache DIR                kernels, step, weights: of compiled kernels (none)\n"
+    "  --cache DIR                kernels, step, tune, weights: of compiled kernels (none)\n"
     "  --out DIR                  experiment, weights: folder of its files\n"
     "  --device D                 experiment: cpu, cuda (cpu)\n"
     "  --repeats R                experiment: of every run, 1 to 100 (3)\n"
@@ -399,6 +401,7 @@ static int run(const char *verb, const struct bench_options *o) {
         {"kernels", bench_kernels, false, false},
         {"step", bench_step, false, false},
         {"weights", bench_weights, false, false},
+        {"tune", bench_tune, false, true},
         {"experiment", bench_experiment, false, false},
         {"report", bench_experiment_report, false, true},
     };
@@ -429,7 +432,6 @@ int main(int argc, char **argv) {
                               .share = 0.5,
                               .seed = 1,
                               .n_pings = 2000,
-                              .geometry = "llama-3.1-8b",
                               .peer = "tools/bench_peer.py",
                               .context = 1024,
                               .device = "cpu",
@@ -453,10 +455,13 @@ int main(int argc, char **argv) {
         if (r != BENCH_OK) return r;
     }
     if (optind < argc) verb = argv[optind++];
-    if (optind < argc && (strcmp(verb, "experiment") == 0 || strcmp(verb, "report") == 0))
+    if (optind < argc && (strcmp(verb, "experiment") == 0 || strcmp(verb, "report") == 0 ||
+                          strcmp(verb, "tune") == 0))
         o.operand = argv[optind++];
     /* An experiment has its own counts. */
     if (o.n_requests == 0 && strcmp(verb, "experiment") != 0) o.n_requests = REQUESTS_DEFAULT;
+    /* An experiment's is its model's, where none is given. */
+    if (!o.geometry && strcmp(verb, "experiment") != 0) o.geometry = "llama-3.1-8b";
     if (optind < argc) {
         bench_say("%s is one argument too many; see llm42-bench --help", argv[optind]);
         return BENCH_USAGE;

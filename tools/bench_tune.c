@@ -1,0 +1,293 @@
+/* llm42-bench tune: for each product, norm and attention of a model the cuts that are the fastest
+ * on this GPU, as the text of runtime/schedule_sm90.inc.
+ *
+ * Stages are timed as a step runs them, of a model that is geometry only, with as many layers as
+ * L2 does not hold.  All candidates take turns in every round; the median counts, and what is
+ * canonical stays unless another wins by MARGIN. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/err.h"
+#include "tools/bench_lab.h"
+
+enum {
+    ROWS_MAX = 2048, /* of a step */
+    SEQS_MAX = 256,
+    TOKENS_MAX = 1 << 19, /* of all sequences */
+    KEYS_MAX = 1 << 15,
+    ROUNDS = 7,
+    ROUND_US = 1200,
+    CANDIDATES_MAX = 6,
+    POINTS_MAX = 64,
+};
+
+static const double margin = 1.02, hopeless = 1.3, forsaken = 3;
+
+/* A candidate's part in its schedule, and how long the stage takes. */
+struct candidate {
+    uint32_t value;
+    bool lost; /* far behind at fewer rows: not tried again */
+    double us; /* a call; BENCH_NO_CELL: not timed */
+};
+
+/* Rows, or sequences and keys, and which candidate won there. */
+struct point {
+    uint32_t a, b, best;
+    char words[96];
+};
+
+/* ---- Times ---- */
+
+/* The candidate that wins; `set` puts its value into a schedule. */
+static uint32_t race(struct bench_lab *t, enum bench_lab_stage stage, struct candidate *c,
+                     uint32_t n, uint32_t canonical, void (*set)(struct schedule *, uint32_t)) {
+    struct schedule s[CANDIDATES_MAX];
+    double us[CANDIDATES_MAX][ROUNDS];
+    const uint32_t n_calls = bench_lab_calls(t, stage);
+    uint32_t n_times = 1, best = canonical;
+
+    for (uint32_t i = 0; i < n; i++) {
+        s[i] = schedule_canonical();
+        set(&s[i], c[i].value);
+        c[i].us = BENCH_NO_CELL;
+    }
+    for (uint32_t k = 0; k < n; k++) { /* canonical first; a graph is recorded at its second use */
+        const uint32_t i = k == 0 ? canonical : k <= canonical ? k - 1 : k;
+
+        if (c[i].lost) continue;
+        for (int use = 0; use < 3 && !c[i].lost; use++) {
+            c[i].us = bench_lab_us(t, stage, &s[i], 1);
+            c[i].lost = use > 0 && i != canonical && c[i].us > forsaken * c[canonical].us;
+        }
+        if (c[i].us > hopeless * c[canonical].us) c[i].us = BENCH_NO_CELL;
+    }
+    while (n_times * n_calls * c[canonical].us < ROUND_US) n_times++;
+    for (int round = 0; round < ROUNDS; round++)
+        for (uint32_t k = 0; k < n; k++) {
+            const uint32_t i = (k + (uint32_t)round) % n;
+
+            if (c[i].us > 0) us[i][round] = bench_lab_us(t, stage, &s[i], n_times);
+        }
+    for (uint32_t i = 0; i < n; i++)
+        if (c[i].us > 0) c[i].us = bench_quantile(us[i], ROUNDS, 0.5);
+    for (uint32_t i = 0; i < n; i++)
+        if (c[i].us > 0 && c[i].us * margin < c[canonical].us && c[i].us < c[best].us) best = i;
+    return best;
+}
+
+/* What was timed, for the point's line and for whoever watches. */
+static void tell(const char *what, struct point *p, const struct candidate *c, uint32_t n,
+                 uint32_t canonical) {
+    fprintf(stderr, "%-8s %5u %6u:", what, p->a, p->b);
+    for (uint32_t i = 0; i < n; i++)
+        if (c[i].us > 0)
+            fprintf(stderr, " %u%s %.2f", c[i].value, i == canonical ? "=" : "", c[i].us);
+    fprintf(stderr, " -> %u\n", c[p->best].value);
+    p->words[0] = '\0';
+    if (p->best != canonical)
+        snprintf(p->words, sizeof(p->words), " /* %.2f us, canonical %.2f */", c[p->best].us,
+                 c[canonical].us);
+}
+
+/* ---- Products and norms ---- */
+
+static void set_qkv(struct schedule *s, uint32_t v) {
+    s->qkv = (uint8_t)v;
+}
+static void set_o(struct schedule *s, uint32_t v) {
+    s->o = (uint8_t)v;
+}
+static void set_gate_up(struct schedule *s, uint32_t v) {
+    s->gate_up = (uint8_t)v;
+}
+static void set_down(struct schedule *s, uint32_t v) {
+    s->down = (uint8_t)v;
+}
+static void set_head(struct schedule *s, uint32_t v) {
+    s->head = (uint8_t)v;
+}
+static void set_run(struct schedule *s, uint32_t v) {
+    s->norm_run = (uint8_t)v;
+}
+static void set_split(struct schedule *s, uint32_t v) {
+    s->split_keys = v;
+}
+
+static const uint32_t row_counts[] = {1,   2,   4,   8,   16,   24,   32,      48,
+                                      64,  80,  96,  112, 128,  160,  192,     224,
+                                      256, 384, 512, 768, 1024, 1536, ROWS_MAX};
+enum { N_ROWS = sizeof(row_counts) / sizeof(row_counts[0]) };
+
+/* One of SPEC 2.3's numbers, by rows. */
+struct part {
+    const char *name; /* of its lines */
+    enum bench_lab_stage stage;
+    uint32_t n, n_k, canonical;
+    void (*set)(struct schedule *, uint32_t);
+    struct candidate c[4];
+    struct point points[POINTS_MAX];
+    uint32_t n_points;
+};
+
+static void parts_make(const struct bench_lab *t, struct part parts[6]) {
+    const struct model *m = &t->model;
+    const struct schedule c = schedule_canonical();
+    const uint32_t width = m->n_heads * m->head_dim, kv_width = m->n_kv_heads * m->head_dim;
+    const struct part all[6] = {
+        {"QKV",
+         BENCH_LAB_ATTN_IN,
+         width + 2 * kv_width,
+         m->hidden,
+         c.qkv,
+         set_qkv,
+         {{0}},
+         {{0}},
+         0},
+        {"O", BENCH_LAB_ATTN_OUT, m->hidden, width, c.o, set_o, {{0}}, {{0}}, 0},
+        {"GATE_UP",
+         BENCH_LAB_MLP_IN,
+         2 * m->intermediate,
+         m->hidden,
+         c.gate_up,
+         set_gate_up,
+         {{0}},
+         {{0}},
+         0},
+        {"DOWN", BENCH_LAB_MLP_OUT, m->hidden, m->intermediate, c.down, set_down, {{0}}, {{0}}, 0},
+        {"HEAD", BENCH_LAB_LOGITS, m->vocab, m->hidden, c.head, set_head, {{0}}, {{0}}, 0},
+        {"NORM", BENCH_LAB_ATTN_IN, m->hidden, 0, c.norm_run, set_run, {{0}}, {{0}}, 0}};
+
+    memcpy(parts, all, sizeof(all));
+    for (int p = 0; p < 6; p++)
+        for (uint32_t i = 0; i < 4; i++) parts[p].c[i].value = 1u << i;
+}
+
+static uint32_t index_of(const struct candidate *c, uint32_t value) {
+    uint32_t i = 0;
+
+    while (c[i].value != value) i++;
+    return i;
+}
+
+static void part_race(struct bench_lab *t, struct part *p, uint32_t n_rows) {
+    const uint32_t canonical = index_of(p->c, p->canonical);
+    struct point *at = &p->points[p->n_points++];
+
+    *at = (struct point){.a = n_rows, .best = race(t, p->stage, p->c, 4, canonical, p->set)};
+    tell(p->name, at, p->c, 4, canonical);
+}
+
+/* A line for each stretch with one winner. */
+static void part_print(const struct part *p) {
+    for (uint32_t i = 0; i < p->n_points; i++) {
+        const struct point *at = &p->points[i];
+
+        if (i + 1 < p->n_points && p->points[i + 1].best == at->best) continue;
+        if (p->n_k)
+            printf("PRODUCT(%s, %u, %u, %u, %u)%s\n", p->name, p->n, p->n_k, at->a,
+                   p->c[at->best].value, at->words);
+        else
+            printf("NORM(%u, %u, %u)%s\n", p->n, at->a, p->c[at->best].value, at->words);
+    }
+}
+
+static void products(struct bench_lab *t) {
+    struct part *parts = bench_lab_take(6, sizeof(*parts));
+
+    parts_make(t, parts);
+    for (int r = 0; r < N_ROWS; r++) {
+        bench_lab_batch(t, row_counts[r], 1, row_counts[r]);
+        for (int p = 0; p < 6; p++)
+            if (parts[p].stage != BENCH_LAB_LOGITS || row_counts[r] <= SEQS_MAX)
+                part_race(t, &parts[p], row_counts[r]);
+    }
+    for (int p = 0; p < 6; p++) part_print(&parts[p]);
+    free(parts);
+}
+
+/* ---- Attention ---- */
+
+enum { N_SPLITS = 6, CANONICAL_SPLIT = 2 };
+
+static void attend_race(struct bench_lab *t, const char *what, uint32_t n_rows, uint32_t n_seqs,
+                        uint32_t n_keys, struct candidate *c, struct point *at) {
+    bench_lab_batch(t, n_rows, n_seqs, n_keys);
+    *at = (struct point){.a = n_seqs, .b = n_keys};
+    for (uint32_t i = 0; i < N_SPLITS; i++) /* one split is one, however long */
+        c[i].lost = i != CANONICAL_SPLIT && i > 0 && c[i - 1].value >= n_keys;
+    at->best = race(t, BENCH_LAB_ATTEND, c, N_SPLITS, CANONICAL_SPLIT, set_split);
+    tell(what, at, c, N_SPLITS, CANONICAL_SPLIT);
+}
+
+static void attend_print(const struct bench_lab *t, const char *kind, const struct candidate *c,
+                         const struct point *points, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        if (i + 1 < n && points[i + 1].a == points[i].a && points[i + 1].best == points[i].best)
+            continue;
+        printf("SPLIT(%s, %u, %u, %u, %u, %u, %u)%s\n", kind, t->model.n_heads, t->model.n_kv_heads,
+               t->model.head_dim, points[i].a, points[i].b, c[points[i].best].value,
+               points[i].words);
+    }
+}
+
+static void attention(struct bench_lab *t) {
+    struct candidate c[N_SPLITS] = {
+        {.value = 128},  {.value = 256},  {.value = schedule_canonical().split_keys},
+        {.value = 1024}, {.value = 2048}, {.value = SCHEDULE_SPLIT_MAX}};
+    const uint32_t n_keys_max = t->n_seq_pages * DEVICE_PAGE_TOKENS;
+    struct point points[POINTS_MAX];
+    uint32_t n = 0;
+
+    for (uint32_t n_seqs = 1; n_seqs <= SEQS_MAX; n_seqs *= 2)
+        for (uint32_t keys = 512; keys <= n_keys_max && keys * n_seqs <= TOKENS_MAX; keys *= 2)
+            attend_race(t, "decode", n_seqs, n_seqs, keys, c, &points[n++]);
+    attend_print(t, "DECODE", c, points, n);
+    n = 0;
+    for (uint32_t keys = 512; keys <= n_keys_max; keys *= 2) {
+        attend_race(t, "prompt", keys < ROWS_MAX ? keys : ROWS_MAX, 1, keys, c, &points[n]);
+        points[n++].a = DEVICE_ROWS_MAX; /* of however many sequences */
+    }
+    attend_print(t, "PROMPT", c, points, n);
+}
+
+/* ---- The verb ---- */
+
+static int tune_run(const struct bench_options *o, const char *geometry) {
+    const struct bench_lab_size size = {UINT32_MAX, ROWS_MAX, SEQS_MAX, KEYS_MAX, TOKENS_MAX};
+    const int64_t begin_ns = bench_now_ns();
+    struct bench_lab t;
+    struct model m;
+    struct err e = {""};
+
+    if (bench_geometry(geometry, &m, &e) < 0) {
+        bench_say("%s", e.text);
+        return BENCH_USAGE;
+    }
+    bench_lab_open(&t, o, "cuda", &m, &size);
+    printf("\n/* %s: %s; %u layers, medians of %d rounds */\n", geometry, t.describe,
+           t.model.n_layers, ROUNDS);
+    products(&t);
+    attention(&t);
+    fprintf(stderr, "%s: %.1f s\n", geometry, (double)(bench_now_ns() - begin_ns) / 1e9);
+    bench_lab_close(&t);
+    return BENCH_OK;
+}
+
+int bench_tune(const struct bench_options *o) {
+    static const char *const usual[] = {"llama-3.1-8b", "smollm2-135m"};
+    const time_t now = time(NULL);
+    struct tm day;
+    char date[16];
+    int r = BENCH_OK;
+
+    (void)gmtime_r(&now, &day);
+    (void)strftime(date, sizeof(date), "%Y-%m-%d", &day);
+    printf("/* Printed by `llm42-bench tune` %s, %s; not to be edited (docs/experiments.md).\n"
+           " * A line holds for so many rows, or sequences and keys, down to the line before. */\n",
+           LLM42_VERSION, date);
+    if (o->operand) return tune_run(o, o->operand);
+    for (int i = 0; r == BENCH_OK && i < 2; i++) r = tune_run(o, usual[i]);
+    return r;
+}
