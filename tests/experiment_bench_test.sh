@@ -50,7 +50,7 @@ systems=nondet,canonical,auto,stock,paper,paper+mismatch
 export bench systems
 
 # ---- What is wrong on the command line ----
-expect 2 "fly is no experiment: join, spans" x fly --out "$dir/a"
+expect 2 "fly is no experiment: join, spans, window, ablation, offline, online, gemm, norm, invariance, verify-cost" x fly --out "$dir/a"
 expect 2 "nothing is no experiment" x
 expect 2 "--out DIR is wanted" x offline
 expect 2 "--systems sglang: no system; there are nondet, nondet-stock" x offline --out "$dir/a" --systems sglang
@@ -210,6 +210,38 @@ expect 0 "4 runs; 0 were there, 4 done" "$bench" experiment online --out "$dir/r
     --workloads fixed:100/40 --systems nondet,auto --shares 50 --rates 0 --scale 0.2 --repeats 2
 check "$dir/r/online.csv" "[(r['system'], r['repeat']) for r in rows] == [('nondet', '0'), ('auto', '0'), ('nondet', '1'), ('auto', '1')] and all(r['arrivals'] == 'at-once' for r in rows)"
 
+# ---- In this process: stages of a tiny model, bits and times; and the table of tune ----
+mkdir "$dir/tiny"
+python3 - "$dir/tiny/config.json" <<'EOF'
+import json, sys
+c = json.load(open('tests/data/verse-4m/config.json'))
+c.update(hidden_size=128, intermediate_size=256, head_dim=32, vocab_size=512, num_hidden_layers=1)
+json.dump(c, open(sys.argv[1], 'w'))
+EOF
+lab() { "$bench" experiment "$@" --geometry "$dir/tiny/"; }
+export -f lab
+expect 2 "--out DIR is wanted" lab gemm
+expect 2 "no geometry" "$bench" experiment gemm --out "$dir/x" --geometry llama-9
+expect 0 "0 rows were there, 45 done, 0 wrong" lab gemm --out "$dir/x" --rows 1,8,64
+check "$dir/x/gemm.csv" "all(r['differ_from_alone'] == '0' for r in of(schedules='canonical')) and {r['segments'] for r in of(op='o', schedules='stock')} == {'2'} and all(num(r, 'stage_us') > 0 for r in rows)"
+expect 0 "45 rows were there, 0 done" lab gemm --out "$dir/x" --rows 1,8,64
+expect 0 "45 rows were there, 15 done" lab gemm --out "$dir/x" --rows 1,8,64,16
+expect 2 "its rows are of seed 1, not 2" lab gemm --out "$dir/x" --seed 2
+expect 0 "6 done, 0 wrong" lab norm --out "$dir/x" --rows 1,64
+check "$dir/x/norm.csv" "[r['run'] for r in of(schedules='stock')] == ['8', '4'] and {r['run'] for r in of(schedules='tuned')} == {'1'}"
+expect 0 "25 done, 0 wrong" lab invariance --out "$dir/x" --rows 1,33,128,256
+check "$dir/x/invariance.csv" "all(r['position_invariant'] == 'yes' for r in rows) and all(r['batch_invariant'] == 'yes' for r in of(schedules='canonical')) and any(r['batch_invariant'] == 'no' and num(r, 'ulp_max') > 0 for r in of(schedules='stock'))"
+expect 0 "4 done, 0 wrong" lab verify-cost --out "$dir/x" --windows 4 --groups 1,4
+check "$dir/x/verify-cost.csv" "[(r['context'], r['rows']) for r in rows] == [('64', '4'), ('64', '16'), ('512', '4'), ('512', '16')] and all(num(r, 'pass_ms') > 0 for r in rows)"
+# What tune prints is a table that compiles.
+mkdir -p "$dir/inc/runtime"
+n=$((n + 1))
+"$bench" tune --device cpu "$dir/tiny/" >"$dir/inc/runtime/schedule_sm90.inc" 2>"$dir/out" &&
+    cc -std=c11 -fsyntax-only -Wall -Wextra -Werror -I"$dir/inc" -I. runtime/schedule_tuned.c &&
+    [[ $(grep -c '^PRODUCT(.*)\|^NORM(.*)\|^SPLIT(.*)' "$dir/inc/runtime/schedule_sm90.inc") -ge 10 ]] ||
+    fail "the table of tune"
+expect 2 "no geometry" "$bench" tune --device cpu llama-9
+
 # ---- The page ----
 well_formed() {
     python3 -c 'import sys, xml.dom.minidom as m
@@ -221,7 +253,7 @@ expect 0 "x/index.html" env PATH=/nonexistent "$bench" report "$dir/x"
 expect 0 "well formed" well_formed "$dir/x/index.html"
 n=$((n + 3))
 grep -q 'gnuplot is not there: no pictures' "$dir/x/index.html" || fail "no word of gnuplot"
-for words in '<td>0.688</td>' '<td>0.641</td>' '<h2>join</h2>' '<h2>online</h2>' 'of nondet, in the paper'; do
+for words in '<td>0.688</td>' '<td>0.641</td>' '<h2>join</h2>' '<h2>online</h2>' '<h2>invariance</h2>' '<th>batch_invariant</th>' 'of nondet, in the paper'; do
     grep -qF "$words" "$dir/x/index.html" || fail "the page has no $words"
 done
 # Medians, spread and ratios of two repeats, computed here once more.
@@ -241,7 +273,7 @@ EOF
 if gnuplot --version >/dev/null 2>&1; then
     expect 0 "x/index.html" "$bench" report "$dir/x"
     expect 0 "well formed" well_formed "$dir"/x/*.svg "$dir/x/index.html"
-    for e in join spans window ablation offline online; do
+    for e in join spans window ablation offline online gemm norm verify-cost; do
         n=$((n + 1))
         [[ -s $dir/x/$e-1.svg ]] && grep -q "$e-1.svg" "$dir/x/index.html" || fail "no picture of $e"
     done

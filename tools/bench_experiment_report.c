@@ -6,6 +6,8 @@
 #include "runtime/err.h"
 #include "tools/bench_experiment_group.h"
 #include "tools/bench_experiment_page.h"
+#include "tools/bench_experiment_plot.h"
+#include "tools/bench_lab_experiment.h"
 #include "tools/bench_plot.h"
 
 /* ---- What the paper has ---- */
@@ -269,6 +271,93 @@ static void write_conditions(FILE *f, const struct bench_table *t) {
         fprintf(f, "<p class=\"void\">%u runs were void: see the lines above.</p>\n", n_void);
 }
 
+/* ---- Experiments in this process: all columns as they are, and curves ---- */
+
+static const struct lab_picture {
+    const char *of, *x, *y, *series;
+    const char *split; /* a picture for each value of this column, or NULL */
+    const char *title;
+} lab_pictures[] = {
+    {"gemm", "rows", "stage_us", "schedules", "op", "microseconds of a product"},
+    {"norm", "rows", "stage_us", "schedules", "op", "microseconds of a norm and qkv"},
+    {"verify-cost", "rows", "pass_us_token", "context", NULL, "a pass alone, us a token"},
+    {"verify-cost", "rows", "beside_us_token", "context", NULL, "beside what decodes, us a token"},
+};
+
+static int lab_picture(FILE *f, const char *folder, const struct bench_table *t,
+                       const struct lab_picture *p, const char *value, uint32_t number) {
+    const int x = bench_table_column(t, p->x), y = bench_table_column(t, p->y);
+    const int series = bench_table_column(t, p->series);
+    const int split = value ? bench_table_column(t, p->split) : -1;
+    struct bench_picture picture = {
+        .kind = BENCH_CURVES, .x = p->x, .y = p->y, .log_x = true, .log_y = true};
+    char name[64], path[4096];
+    int r;
+
+    if (x < 0 || y < 0 || series < 0) return BENCH_OK;
+    snprintf(picture.title, sizeof(picture.title), "%s: %s", value ? value : p->of, p->title);
+    for (uint32_t i = 0; i < t->n_rows; i++) {
+        const double at = strtod(t->cells[i][y], NULL);
+
+        if (at > 0 && (split < 0 || strcmp(t->cells[i][split], value) == 0))
+            bench_picture_add(&picture, t->cells[i][series], strtod(t->cells[i][x], NULL), at, 0);
+    }
+    snprintf(name, sizeof(name), "%s-%u.svg", p->of, number);
+    snprintf(path, sizeof(path), "%.4000s/%s", folder, name);
+    if (picture.n == 0) return BENCH_OK;
+    r = bench_picture_draw(&picture, path);
+    if (r == BENCH_OK) fprintf(f, "<p><img src=\"%s\" alt=\"%s\"/></p>\n", name, name);
+    return r;
+}
+
+static int lab_curves(FILE *f, const char *folder, const char *name, const struct bench_table *t) {
+    uint32_t number = 0;
+    int r = BENCH_OK;
+
+    for (size_t p = 0; p < sizeof(lab_pictures) / sizeof(lab_pictures[0]); p++) {
+        const struct lab_picture *picture = &lab_pictures[p];
+        const int split = picture->split ? bench_table_column(t, picture->split) : -1;
+
+        if (strcmp(picture->of, name) != 0) continue;
+        for (uint32_t i = 0; r == BENCH_OK && i < (split < 0 ? 1 : t->n_rows); i++) {
+            const char *value = split < 0 ? NULL : t->cells[i][split];
+            uint32_t first = 0;
+
+            while (value && strcmp(t->cells[first][split], value) != 0) first++;
+            if (value && first < i) continue;
+            r = lab_picture(f, folder, t, picture, value, ++number);
+        }
+    }
+    return r;
+}
+
+static int write_lab(FILE *f, const char *folder, const char *name, bool pictures) {
+    struct bench_table t;
+    char path[4096];
+    int r;
+
+    snprintf(path, sizeof(path), "%.4000s/%s.csv", folder, name);
+    r = bench_table_read(path, &t);
+    if (r != BENCH_OK) return r;
+    if (t.n_rows > 0) {
+        write_cell(f, "h2", name);
+        fputc('\n', f);
+        write_conditions(f, &t);
+        fputs("<table>\n<tr>", f);
+        for (uint32_t c = 0; c < t.n_columns; c++) write_cell(f, "th", t.names[c]);
+        fputs("</tr>\n", f);
+        for (uint32_t i = 0; i < t.n_rows; i++) {
+            fputs("<tr>", f);
+            for (uint32_t c = 0; c < t.n_columns; c++) write_cell(f, "td", t.cells[i][c]);
+            fputs("</tr>\n", f);
+        }
+        fputs("</table>\n", f);
+        if (pictures) r = lab_curves(f, folder, name, &t);
+    }
+    bench_table_close(&t);
+    return r;
+}
+
 /* ---- The page ---- */
 
 static int write_experiment(FILE *f, const char *folder, enum bench_experiment e, bool pictures) {
@@ -317,6 +406,8 @@ static int write_page(FILE *f, const char *folder) {
     if (!pictures) fputs("<p>gnuplot is not there: no pictures.</p>\n", f);
     for (enum bench_experiment x = 0; r == BENCH_OK && x < BENCH_EXPERIMENTS; x++)
         r = write_experiment(f, folder, x, pictures);
+    for (int i = 0; r == BENCH_OK && i < BENCH_LABS; i++)
+        r = write_lab(f, folder, bench_lab_names[i], pictures);
     fputs("</body>\n</html>\n", f);
     return r;
 }

@@ -11,7 +11,7 @@
 
 enum {
     LAYERS_MIN = 8,
-    PASSES = 4, /* over all layers at once: a graph, where the device has them */
+    CALLS = 32, /* of a stage at once, or one a layer: a graph, where the device has them */
     HEADS = 8,  /* likewise */
 };
 
@@ -151,7 +151,8 @@ uint32_t bench_lab_calls(const struct bench_lab *l, enum bench_lab_stage stage) 
     const bool queues = l->dev->ops->queues;
 
     if (stage == BENCH_LAB_LOGITS) return queues ? HEADS : 1;
-    return (queues ? PASSES : 1) * l->model.n_layers;
+    return (queues && l->model.n_layers < CALLS ? CALLS / l->model.n_layers : 1) *
+           l->model.n_layers;
 }
 
 double bench_lab_us(struct bench_lab *l, enum bench_lab_stage stage, const struct schedule *s,

@@ -13,16 +13,18 @@
 #include "tools/bench_lab.h"
 
 enum {
-    ROWS_MAX = 2048, /* of a step */
-    SEQS_MAX = 256,
-    TOKENS_MAX = 1 << 19, /* of all sequences */
-    KEYS_MAX = 1 << 15,
     ROUNDS = 7,
     ROUND_US = 1200,
     CANDIDATES_MAX = 6,
     POINTS_MAX = 64,
 };
 
+/* Rows of a step, sequences, keys of one and of them all; on the twin, so that the verb can be
+ * tried where there is no GPU, next to nothing. */
+static const struct bench_lab_size on_gpu = {UINT32_MAX, 2048, 256, 1 << 15, 1 << 18},
+                                   on_twin = {1, 32, 4, 1024, 2048};
+
+/* Less by so much in the median, and less in all rounds but one. */
 static const double margin = 1.02, hopeless = 1.3, forsaken = 3;
 
 /* A candidate's part in its schedule, and how long the stage takes. */
@@ -40,6 +42,14 @@ struct point {
 
 /* ---- Times ---- */
 
+/* Rounds in which a took less than b. */
+static int rounds_won(const double a[ROUNDS], const double b[ROUNDS]) {
+    int n = 0;
+
+    for (int i = 0; i < ROUNDS; i++) n += a[i] < b[i];
+    return n;
+}
+
 /* The candidate that wins; `set` puts its value into a schedule. */
 static uint32_t race(struct bench_lab *t, enum bench_lab_stage stage, struct candidate *c,
                      uint32_t n, uint32_t canonical, void (*set)(struct schedule *, uint32_t)) {
@@ -47,6 +57,7 @@ static uint32_t race(struct bench_lab *t, enum bench_lab_stage stage, struct can
     double us[CANDIDATES_MAX][ROUNDS];
     const uint32_t n_calls = bench_lab_calls(t, stage);
     uint32_t n_times = 1, best = canonical;
+    int won[CANDIDATES_MAX] = {0};
 
     for (uint32_t i = 0; i < n; i++) {
         s[i] = schedule_canonical();
@@ -71,9 +82,13 @@ static uint32_t race(struct bench_lab *t, enum bench_lab_stage stage, struct can
             if (c[i].us > 0) us[i][round] = bench_lab_us(t, stage, &s[i], n_times);
         }
     for (uint32_t i = 0; i < n; i++)
+        if (c[i].us > 0) won[i] = rounds_won(us[i], us[canonical]);
+    for (uint32_t i = 0; i < n; i++)
         if (c[i].us > 0) c[i].us = bench_quantile(us[i], ROUNDS, 0.5);
     for (uint32_t i = 0; i < n; i++)
-        if (c[i].us > 0 && c[i].us * margin < c[canonical].us && c[i].us < c[best].us) best = i;
+        if (c[i].us > 0 && won[i] >= ROUNDS - 1 && c[i].us * margin < c[canonical].us &&
+            c[i].us < c[best].us)
+            best = i;
     return best;
 }
 
@@ -115,9 +130,8 @@ static void set_split(struct schedule *s, uint32_t v) {
     s->split_keys = v;
 }
 
-static const uint32_t row_counts[] = {1,   2,   4,   8,   16,   24,   32,      48,
-                                      64,  80,  96,  112, 128,  160,  192,     224,
-                                      256, 384, 512, 768, 1024, 1536, ROWS_MAX};
+static const uint32_t row_counts[] = {1,   2,   4,   8,   16,  24,  32,  48,  64,   80,   96,  112,
+                                      128, 160, 192, 224, 256, 384, 512, 768, 1024, 1536, 2048};
 enum { N_ROWS = sizeof(row_counts) / sizeof(row_counts[0]) };
 
 /* One of SPEC 2.3's numbers, by rows. */
@@ -193,14 +207,14 @@ static void part_print(const struct part *p) {
     }
 }
 
-static void products(struct bench_lab *t) {
+static void products(struct bench_lab *t, const struct bench_lab_size *size) {
     struct part *parts = bench_lab_take(6, sizeof(*parts));
 
     parts_make(t, parts);
-    for (int r = 0; r < N_ROWS; r++) {
+    for (int r = 0; r < N_ROWS && row_counts[r] <= size->n_rows; r++) {
         bench_lab_batch(t, row_counts[r], 1, row_counts[r]);
         for (int p = 0; p < 6; p++)
-            if (parts[p].stage != BENCH_LAB_LOGITS || row_counts[r] <= SEQS_MAX)
+            if (parts[p].stage != BENCH_LAB_LOGITS || row_counts[r] <= size->n_seqs)
                 part_race(t, &parts[p], row_counts[r]);
     }
     for (int p = 0; p < 6; p++) part_print(&parts[p]);
@@ -232,7 +246,7 @@ static void attend_print(const struct bench_lab *t, const char *kind, const stru
     }
 }
 
-static void attention(struct bench_lab *t) {
+static void attention(struct bench_lab *t, const struct bench_lab_size *size) {
     struct candidate c[N_SPLITS] = {
         {.value = 128},  {.value = 256},  {.value = schedule_canonical().split_keys},
         {.value = 1024}, {.value = 2048}, {.value = SCHEDULE_SPLIT_MAX}};
@@ -240,13 +254,13 @@ static void attention(struct bench_lab *t) {
     struct point points[POINTS_MAX];
     uint32_t n = 0;
 
-    for (uint32_t n_seqs = 1; n_seqs <= SEQS_MAX; n_seqs *= 2)
-        for (uint32_t keys = 512; keys <= n_keys_max && keys * n_seqs <= TOKENS_MAX; keys *= 2)
+    for (uint32_t n_seqs = 1; n_seqs <= size->n_seqs; n_seqs *= 2)
+        for (uint32_t keys = 512; keys <= n_keys_max && keys * n_seqs <= size->n_tokens; keys *= 2)
             attend_race(t, "decode", n_seqs, n_seqs, keys, c, &points[n++]);
     attend_print(t, "DECODE", c, points, n);
     n = 0;
     for (uint32_t keys = 512; keys <= n_keys_max; keys *= 2) {
-        attend_race(t, "prompt", keys < ROWS_MAX ? keys : ROWS_MAX, 1, keys, c, &points[n]);
+        attend_race(t, "prompt", keys < size->n_rows ? keys : size->n_rows, 1, keys, c, &points[n]);
         points[n++].a = DEVICE_ROWS_MAX; /* of however many sequences */
     }
     attend_print(t, "PROMPT", c, points, n);
@@ -255,7 +269,7 @@ static void attention(struct bench_lab *t) {
 /* ---- The verb ---- */
 
 static int tune_run(const struct bench_options *o, const char *geometry) {
-    const struct bench_lab_size size = {UINT32_MAX, ROWS_MAX, SEQS_MAX, KEYS_MAX, TOKENS_MAX};
+    const struct bench_lab_size *size = strcmp(o->device, "cuda") == 0 ? &on_gpu : &on_twin;
     const int64_t begin_ns = bench_now_ns();
     struct bench_lab t;
     struct model m;
@@ -265,11 +279,11 @@ static int tune_run(const struct bench_options *o, const char *geometry) {
         bench_say("%s", e.text);
         return BENCH_USAGE;
     }
-    bench_lab_open(&t, o, "cuda", &m, &size);
+    bench_lab_open(&t, o, o->device, &m, size);
     printf("\n/* %s: %s; %u layers, medians of %d rounds */\n", geometry, t.describe,
            t.model.n_layers, ROUNDS);
-    products(&t);
-    attention(&t);
+    products(&t, size);
+    attention(&t, size);
     fprintf(stderr, "%s: %.1f s\n", geometry, (double)(bench_now_ns() - begin_ns) / 1e9);
     bench_lab_close(&t);
     return BENCH_OK;

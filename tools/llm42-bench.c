@@ -36,7 +36,8 @@ static const char usage[] =
     "  tune [GEOMETRY]   the fastest cuts of each product and of attention on this GPU, as\n"
     "           the text of runtime/schedule_sm90.inc\n"
     "  experiment NAME   of the paper: join, spans, window, ablation, offline, online; a row a\n"
-    "           run in DIR/NAME.csv of --out, digests held against a reference\n"
+    "           run in DIR/NAME.csv of --out, digests held against a reference; gemm, norm,\n"
+    "           invariance, verify-cost: in this process\n"
     "  report DIR        DIR/index.html of all that experiments left there\n"
     "\n"
     "  --json                     an object a line: conditions, notes, figures\n"
@@ -59,8 +60,8 @@ static const char usage[] =
     "  --pings N                  serve, start: round trips (2000)\n"
     "  --daemon PATH              start, experiment: the program (beside this one)\n"
     "  --set SECTION.KEY=VALUE    start, experiment: a setting of it, up to 32 times\n"
-    "  --geometry NAME            kernels, step, weights: llama-3.1-8b, smollm2-135m, or a folder "
-    "with a\n"
+    "  --geometry NAME            kernels, step, weights, experiment: llama-3.1-8b,\n"
+    "                             smollm2-135m, or a folder with a\n"
     "                             config.json (llama-3.1-8b)\n"
     "  --rows N,N,..              kernels, step: rows of a step, up to 16 counts, 1 to 8192\n"
     "  --only F,F,..              kernels: of gemm, attention, norm (all)\n"
@@ -70,7 +71,7 @@ static const char usage[] =
     "  --plot FILE                kernels: a roofline as SVG, by gnuplot; or its script, FILE.gp\n"
     "  --cache DIR                kernels, step, tune, weights: of compiled kernels (none)\n"
     "  --out DIR                  experiment, weights: folder of its files\n"
-    "  --device D                 experiment: cpu, cuda (cpu)\n"
+    "  --device D                 experiment: cpu, cuda (cpu); tune: cuda, or cpu to try it\n"
     "  --repeats R                experiment: of every run, 1 to 100 (3)\n"
     "  --systems S,S,..           experiment: of nondet, nondet-stock, canonical, auto,\n"
     "                             tuned, stock, paper, paper-fixed, paper+mismatch\n"
@@ -434,7 +435,6 @@ int main(int argc, char **argv) {
                               .n_pings = 2000,
                               .peer = "tools/bench_peer.py",
                               .context = 1024,
-                              .device = "cpu",
                               .scale = 1,
                               .n_repeats = 3,
                               .reference_flight = 1};
@@ -460,6 +460,7 @@ int main(int argc, char **argv) {
         o.operand = argv[optind++];
     /* An experiment has its own counts. */
     if (o.n_requests == 0 && strcmp(verb, "experiment") != 0) o.n_requests = REQUESTS_DEFAULT;
+    if (!o.device) o.device = strcmp(verb, "tune") == 0 ? "cuda" : "cpu";
     /* An experiment's is its model's, where none is given. */
     if (!o.geometry && strcmp(verb, "experiment") != 0) o.geometry = "llama-3.1-8b";
     if (optind < argc) {
