@@ -181,6 +181,7 @@ static int load_kernels(struct cuda_driver *d, const struct cuda_driver_options 
     int r = libnvrtc_load(options->nvrtc_folder, &nvrtc, e);
 
     if (r < 0) return r;
+    if (options->cache_folder) jit_sweep(options->cache_folder);
     c.results = calloc(n + 1, sizeof(*c.results));
     d->libraries = calloc(n + 1, sizeof(CUlibrary));
     if (!c.results || !d->libraries) {

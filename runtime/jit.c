@@ -1,5 +1,6 @@
 #include "runtime/jit.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -7,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/err.h"
@@ -23,6 +25,9 @@ static const char *const options[] = {
 };
 
 enum { N_OPTIONS = sizeof(options) / sizeof(options[0]) };
+
+#define UNFINISHED ".new."
+enum { UNFINISHED_S_MAX = 24 * 60 * 60 };
 
 /* A file of the cache: this, and the cubin. */
 struct head {
@@ -156,7 +161,7 @@ static bool store(const char *folder, const char *path, const struct jit_result 
     struct head head = {.n_bytes = result->n_bytes};
     char temporary[PATH_MAX];
     bool stored;
-    int fd, n = snprintf(temporary, sizeof(temporary), "%s/.new.XXXXXX", folder);
+    int fd, n = snprintf(temporary, sizeof(temporary), "%s/" UNFINISHED "XXXXXX", folder);
 
     if (n < 0 || (size_t)n >= sizeof(temporary)) return false;
     fd = mkostemp(temporary, O_CLOEXEC);
@@ -169,6 +174,21 @@ static bool store(const char *folder, const char *path, const struct jit_result 
     if (stored) stored = rename(temporary, path) == 0;
     if (!stored) (void)unlink(temporary);
     return stored;
+}
+
+void jit_sweep(const char *folder) {
+    const time_t now = time(NULL);
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    struct stat st;
+
+    if (!dir) return;
+    while ((entry = readdir(dir)) != NULL)
+        if (!strncmp(entry->d_name, UNFINISHED, strlen(UNFINISHED)) &&
+            fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(st.st_mode) && now - st.st_mtime > UNFINISHED_S_MAX)
+            (void)unlinkat(dirfd(dir), entry->d_name, 0);
+    (void)closedir(dir);
 }
 
 static int take_log(const struct libnvrtc *nvrtc, struct nvrtc_program *program, char **out_log,

@@ -55,6 +55,10 @@ int jit_compile(const struct jit *jit, const char *name, const char *source,
                 struct jit_result *out_result, struct err *e);
 void jit_done(struct jit_result *result); /* a zeroed one is fine */
 
+/* Takes away what starts that were cut short left half written: files that no start still writes, a
+ * day old. */
+void jit_sweep(const char *folder);
+
 /* What a log says, for jit_compile and for the log of ptxas. */
 void jit_read_log(const char *log, struct jit_report *out_report);
 

@@ -7,11 +7,13 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -698,6 +700,45 @@ static void test_every_allocation(void **state) {
     assert_int_equal(n_stub, 1);
 }
 
+/* What a start that was cut short left among the kernels: files of its own name, a day old. */
+static void test_left_behind(void **state) {
+    static const struct {
+        const char *name;
+        bool old, stays;
+    } files[] = {{".new.AAAAAA", true, false},
+                 {".new.BBBBBB", false, true},
+                 {".other.AAAAAA", true, true},
+                 {"new.AAAAAA", true, true}};
+    char left_folder[] = "/tmp/cuda_stub_test.XXXXXX", path[64], command[64];
+    struct device_cuda_options options = {.nvrtc_folder = stub_folder, .seed = 7};
+    const time_t now = time(NULL);
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_non_null(mkdtemp(left_folder));
+    options.cache_folder = left_folder;
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        const time_t at = now - (files[i].old ? 25 : 23) * 3600;
+        const struct timespec times[2] = {{.tv_sec = at}, {.tv_sec = at}};
+        FILE *f;
+
+        (void)snprintf(path, sizeof(path), "%s/%s", left_folder, files[i].name);
+        f = fopen(path, "w");
+        assert_non_null(f);
+        assert_int_equal(fclose(f), 0);
+        assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+    }
+    assert_int_equal(device_cuda_open(&options, &dev, &e), 0);
+    dev->ops->close(dev);
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", left_folder, files[i].name);
+        if ((access(path, F_OK) == 0) != files[i].stays) fail_msg("%s", files[i].name);
+    }
+    (void)snprintf(command, sizeof(command), "rm -r %s", left_folder);
+    assert_int_equal(system(command), 0);
+}
+
 /* ---- at work ---- */
 
 /* Steps of as many rows: one sequence, or one row of each; on a schedule of its own. */
@@ -1155,6 +1196,7 @@ int main(void) {
         CASE(test_every_call_of_nvrtc),
         CASE(test_weights),
         CASE(test_every_allocation),
+        CASE(test_left_behind),
         CASE(test_graphs),
         CASE(test_launches),
         CASE(test_page_tables),
