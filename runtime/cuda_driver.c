@@ -249,6 +249,14 @@ int cuda_driver_entry(struct cuda_driver *d, const char *kernel, const char *ent
     /* Now, not at its first launch, which a graph may be recording. */
     r = cuda_driver_check(d, d->cuda.cuFuncLoad(function), entry, e);
     if (r < 0) return r;
+    /* All alike: a multiprocessor that is set up for one share of shared memory takes no block of a
+     * kernel that wants another, and kernels that overlap would not. */
+    r = cuda_driver_check(
+        d,
+        d->cuda.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                   CU_SHAREDMEM_CARVEOUT_MAX_SHARED),
+        entry, e);
+    if (r < 0) return r;
     if (shared_bytes > 48 << 10) {
         r = cuda_driver_check(
             d,
