@@ -194,6 +194,24 @@ DEVICE void sm90_copy_tile(u32 to, const struct sm90_map *map, u32 column, u32 r
                  : "memory");
 }
 
+/* 16 bytes of shared memory. */
+
+DEVICE uint4 sm90_load_shared(u32 address) {
+    uint4 v;
+
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+DEVICE void sm90_store_shared(u32 address, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 /* What this thread wrote to shared memory is seen by the copy engine and wgmma after it. */
 DEVICE void sm90_fence_async(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -29,12 +29,16 @@ enum sm90_gemm_form {
     SM90_GEMM_F32,  /* out = y, binary32 */
     SM90_GEMM_ADD,  /* out = bf16(out + bf16(y)), SPEC 2.5 */
     SM90_GEMM_SILU, /* rows of W in turns of eight, gate and up: out = SPEC 2.8, n / 2 wide */
+    SM90_GEMM_TURNED, /* of sm90_gemm_bf16_normed*: q, k and v, rotated and stored (SPEC 2.6) */
 };
 
 struct sm90_gemm {
     unsigned long long weights; /* the image, 1024-byte aligned */
     unsigned long long x;       /* bf16 [n_rows][x_stride], 16-byte aligned */
     unsigned long long out;     /* [n_rows][out_stride], 16-byte aligned */
+    /* Of SM90_GEMM_ADD by a cluster, or 0: f32 [n_rows][squares_stride], of each half tile of
+     * columns the sum of the squares of what was put, the tree over adjacent pairs. */
+    unsigned long long squares;
     unsigned n, n_k, n_rows;
     unsigned x_stride, out_stride; /* in values, multiples of 8 */
     unsigned tile, n_tiles, n_blocks;
@@ -47,6 +51,7 @@ struct sm90_gemm {
     unsigned n_row_tiles; /* of the rows of x */
     unsigned n_ranks;     /* blocks of a cluster, each with its share of the segments */
     unsigned hold_ns;     /* how long a block without work keeps its place */
+    unsigned squares_stride; /* a multiple of 4 */
 
     unsigned height; /* rows of x to a tile of few and many, and to a box of its map */
 
@@ -57,11 +62,27 @@ struct sm90_gemm {
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
 };
 
+/* sm90_gemm_bf16_normed*: x is the residual stream, and what is multiplied norm(x, weight). */
+struct sm90_gemm_norm {
+    unsigned long long squares; /* as above, of x; past n_squares zeros to the multiple of 4 */
+    unsigned long long weight;  /* bf16 [n_k], 16-byte aligned */
+    unsigned n_squares, squares_stride;
+    float eps;
+    unsigned late; /* the next kernel may start at a block's last tile, not at its beginning */
+
+    /* Of SM90_GEMM_TURNED, as sm90_rotary_bf16 has them; heads of q and k in turns of eight rows,
+     * of the first half and of the second. */
+    unsigned n_seq_pages, n_heads, n_kv_heads, head_dim;
+    unsigned long long kv, cos, sin, rows, pages;
+};
+
 struct sm90_gemm_pack {
     unsigned long long rows;  /* bf16 [n_rows][n_k], 16-byte aligned */
     unsigned long long image; /* zeros before the first call */
     unsigned n_rows, n_k, tile, n_blocks;
     unsigned first, step; /* rows in eights: at eights first, first + step, .. of the matrix */
+    unsigned turn;        /* eights of a head whose halves go in turns, or 0; step is 1 */
+    unsigned at;          /* the first of the rows is of this eight of its heads */
 };
 
 #endif

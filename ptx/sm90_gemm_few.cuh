@@ -28,6 +28,9 @@
 enum {
     FEW_COPY_THREADS = 64,
     FEW_WG_ROWS = 64, /* rows of W to a warpgroup */
+    FEW_STEP = 16,    /* values of K to a step */
+    FEW_STEPS = SM90_GEMM_BLOCK / FEW_STEP,
+    FEW_STEPS_ROWS = 16, /* up to so many rows of x segments may end inside blocks of K */
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
     PART_PAD = 4, /* floats between columns of partial sums, against bank conflicts */
 };
@@ -46,9 +49,15 @@ struct few_ring {
 /* What this block does, the same for all of its threads. */
 struct few_work {
     u32 n_tiles, first, step;       /* tiles of W times tiles of x */
-    u32 block, segment_blocks;      /* of K: where it starts, how long a segment is */
-    u32 n_segments;
+    u32 block, n_blocks;            /* of K: where it starts, how much it reads */
+    u32 n_segments, segment_blocks; /* blocks to a segment, where they are whole ones */
+    u32 first_step, segment_steps;  /* else, of 16: where in its first block, and to a segment */
 };
+
+/* Whether segments end inside blocks of K; K is whole steps to a segment then. */
+DEVICE bool few_in_steps(const struct sm90_gemm &g) {
+    return g.segments > 1 && g.n_k % (g.segments * SM90_GEMM_BLOCK) != 0;
+}
 
 DEVICE struct few_work few_work(const struct sm90_gemm &g, u32 rank) {
     struct few_work w;
@@ -57,8 +66,20 @@ DEVICE struct few_work few_work(const struct sm90_gemm &g, u32 rank) {
     w.first = blockIdx.x / g.n_ranks;
     w.step = gridDim.x / g.n_ranks;
     w.n_segments = g.segments / g.n_ranks;
+    w.segment_steps = g.n_k / FEW_STEP / g.segments;
     w.segment_blocks = g.n_blocks / g.segments;
-    w.block = rank * w.n_segments * w.segment_blocks;
+    if (few_in_steps(g)) {
+        const u32 first = rank * w.n_segments * w.segment_steps;
+
+        w.block = first / FEW_STEPS;
+        w.first_step = first % FEW_STEPS;
+        w.n_blocks =
+            (w.first_step + w.n_segments * w.segment_steps + FEW_STEPS - 1) / FEW_STEPS;
+        return w;
+    }
+    w.first_step = 0;
+    w.n_blocks = w.n_segments * w.segment_blocks;
+    w.block = rank * w.n_blocks;
     return w;
 }
 
@@ -71,17 +92,16 @@ DEVICE void few_copy_weights(const struct sm90_gemm &g, const struct few_work &w
         const char *from = (const char *)g.weights +
                            ((u64)(t / g.n_row_tiles) * g.n_blocks + w.block) * block_bytes;
 
-        for (u32 s = 0; s < w.n_segments; s++)
-            for (u32 b = 0; b < w.segment_blocks; b += g.stage_blocks) {
-                const u32 n_bytes = g.stage_blocks * block_bytes;
+        for (u32 b = 0; b < w.n_blocks; b += g.stage_blocks) {
+            const u32 n_bytes = g.stage_blocks * block_bytes;
 
-                sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-                sm90_barrier_expect(ring.full + 8 * ring.stage, n_bytes);
-                sm90_copy_policy(ring.base + ring.stage * ring.stage_bytes, from, n_bytes,
-                                 ring.full + 8 * ring.stage, policy);
-                from += n_bytes;
-                ring.next();
-            }
+            sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            sm90_barrier_expect(ring.full + 8 * ring.stage, n_bytes);
+            sm90_copy_policy(ring.base + ring.stage * ring.stage_bytes, from, n_bytes,
+                             ring.full + 8 * ring.stage, policy);
+            from += n_bytes;
+            ring.next();
+        }
     }
 }
 
@@ -104,18 +124,16 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
         const u32 row = t % g.n_row_tiles * g.height;
         u32 column = w.block * SM90_GEMM_BLOCK;
 
-        for (u32 s = 0; s < w.n_segments; s++)
-            for (u32 b = 0; b < w.segment_blocks; b += g.stage_blocks) {
-                const u32 to = ring.base + ring.stage * ring.stage_bytes;
+        for (u32 b = 0; b < w.n_blocks; b += g.stage_blocks) {
+            const u32 to = ring.base + ring.stage * ring.stage_bytes;
 
-                sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-                sm90_barrier_expect(ring.full + 8 * ring.stage,
-                                    g.stage_blocks * g.height * ROW_BYTES);
-                for (u32 i = 0; i < g.stage_blocks; i++, column += SM90_GEMM_BLOCK)
-                    sm90_copy_tile(to + i * N * ROW_BYTES, map, column, row,
-                                   ring.full + 8 * ring.stage);
-                ring.next();
-            }
+            sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            sm90_barrier_expect(ring.full + 8 * ring.stage, g.stage_blocks * g.height * ROW_BYTES);
+            for (u32 i = 0; i < g.stage_blocks; i++, column += SM90_GEMM_BLOCK)
+                sm90_copy_tile(to + i * N * ROW_BYTES, map, column, row,
+                               ring.full + 8 * ring.stage);
+            ring.next();
+        }
     }
 }
 
@@ -194,11 +212,64 @@ DEVICE void few_tree(float (&c)[N / 2], const struct sm90_gemm &g, const struct 
     }
 }
 
+/* The same where segments end inside blocks: short ones, so that a wait at a block's end and at a
+ * segment's is no loss. */
+template <int N>
+DEVICE void few_tree_in_steps(float (&c)[N / 2], const struct sm90_gemm &g,
+                              const struct few_work &w, struct few_ring &weights,
+                              struct few_ring &rows, u32 wg, u32 releases) {
+    float pair[N / 2] = {0}, four_left[N / 2] = {0};
+    u32 left = w.segment_steps, s = 0;
+
+    for (u32 b = 0; b < w.n_blocks; b++) {
+        const u32 a = sm90_descriptor_low(
+            weights.base + weights.stage * weights.stage_bytes + wg * 8192, 16);
+        const u32 x = sm90_descriptor_low(rows.base + rows.stage * rows.stage_bytes, 16);
+
+        sm90_barrier_wait(weights.full + 8 * weights.stage, weights.parity);
+        sm90_barrier_wait(rows.full + 8 * rows.stage, rows.parity);
+        for (u32 k = b ? 0 : w.first_step; k < FEW_STEPS && s < w.n_segments; k++) {
+            sm90_wgmma_fence();
+            sm90_wgmma<N>::run(c, sm90_descriptor(a + 2 * k, 1024),
+                               sm90_descriptor(x + 2 * k, 1024), left != w.segment_steps);
+            sm90_wgmma_commit();
+            if (--left) continue;
+            sm90_wgmma_wait<0>();
+            sm90_pin(c);
+            left = w.segment_steps;
+            if (s % 2 == 0) {
+                if (s + 1 < w.n_segments) few_move<N>(pair, c);
+            } else {
+                few_add<N>(c, pair, c);
+                if (s == 1)
+                    few_move<N>(four_left, c);
+                else
+                    few_add<N>(c, four_left, c);
+            }
+            s++;
+        }
+        sm90_wgmma_wait<0>();
+        sm90_pin(c);
+        sm90_barrier_arrive_if(weights.empty + 8 * weights.stage, releases);
+        sm90_barrier_arrive_if(rows.empty + 8 * rows.stage, releases);
+        weights.next();
+        rows.next();
+    }
+}
+
 /* Two adjacent values of one row of the output. */
 DEVICE void few_put(const struct sm90_gemm &g, u32 row, u32 column, u32 pair) {
     u32 *to = (u32 *)((u16 *)g.out + (u64)row * g.out_stride + column);
 
     *to = g.form == SM90_GEMM_ADD ? gemm_residual(*to, pair) : pair;
+}
+
+/* The squares of four adjacent values, as SPEC 2.5 adds them. */
+DEVICE float few_squares(u32 a, u32 b) {
+    const float v0 = num_from_bits(a << 16), v1 = num_from_bits(a & 0xffff0000);
+    const float v2 = num_from_bits(b << 16), v3 = num_from_bits(b & 0xffff0000);
+
+    return (v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3);
 }
 
 /* Rows of W in turns of eight: gate in the lower, up in the upper half of a fragment. */
@@ -284,27 +355,83 @@ DEVICE void few_park(const float (&c)[N / 2], const struct sm90_gemm &g, float *
     }
 }
 
+/* What a thread joins at the end: of row `token` of x four values from row `r` of the tile on. */
+template <int N>
+struct few_share {
+    /* A tile that is cut has up to 64 rows of W, so a block 128 threads that compute. */
+    static constexpr u32 threads = 128, turns = N * 8 / 128 ? N * 8 / 128 : 1;
+    static constexpr bool early = N <= 32; /* wider, registers do not suffice */
+    uint2 old[early ? turns : 1];
+
+    DEVICE_METHOD bool at(const struct sm90_gemm &g, u32 t, u32 rank, u32 turn, u32 &token, u32 &r,
+                          u32 &n) const {
+        const u32 fours = g.tile / 8, i = threadIdx.x + turn * threads;
+
+        token = i / fours;
+        r = rank * (g.tile / 2) + i % fours * 4;
+        n = t / g.n_row_tiles * g.tile + r;
+        return token < min(g.height, g.n_rows - t % g.n_row_tiles * g.height);
+    }
+
+    DEVICE_METHOD uint2 *to(const struct sm90_gemm &g, u32 t, u32 token, u32 n) const {
+        const u64 row = t % g.n_row_tiles * g.height + token;
+
+        return (uint2 *)((u16 *)g.out + row * g.out_stride + n);
+    }
+
+    /* Of the residual stream, while the products are under way. */
+    DEVICE_METHOD void load(const struct sm90_gemm &g, u32 t, u32 rank) {
+        if constexpr (early) {
+            if (g.form != SM90_GEMM_ADD) return;
+#pragma unroll
+            for (u32 turn = 0; turn < turns; turn++) {
+                u32 token, r, n;
+
+                if (at(g, t, rank, turn, token, r, n) && n < g.n) old[turn] = *to(g, t, token, n);
+            }
+        }
+    }
+};
+
 /* The root of the tree: rank 0's half plus rank 1's, each rank for half of the rows of W. */
 template <int N>
-DEVICE void few_join(const struct sm90_gemm &g, const float *part, u32 t, u32 rank,
-                     u32 n_threads) {
-    const u32 row = t % g.n_row_tiles * g.height, n_rows = min(g.height, g.n_rows - row);
-    const u32 share = g.tile / 2, fours = share / 4;
+DEVICE void few_join(const struct sm90_gemm &g, const struct few_share<N> &share,
+                     const float *part, u32 t, u32 rank) {
+    const u32 fours = g.tile / 8;
 
-    for (u32 i = threadIdx.x; i < n_rows * fours; i += n_threads) {
-        const u32 token = i / fours, r = rank * share + i % fours * 4;
-        const u32 n = t / g.n_row_tiles * g.tile + r;
+#pragma unroll
+    for (u32 turn = 0; turn < few_share<N>::turns; turn++) {
+        u32 token, r, n;
+
+        if (!share.at(g, t, rank, turn, token, r, n)) break;
         const u32 at = sm90_shared(part + token * (g.tile + PART_PAD) + r);
         const float4 a = sm90_load_peer(at, 0), b = sm90_load_peer(at, 1);
         const float4 y = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+        const u32 row = t % g.n_row_tiles * g.height + token;
+        float q = 0.0f;
 
-        if (n >= g.n) continue;
-        if (g.form == SM90_GEMM_F32) {
-            *(float4 *)((float *)g.out + (u64)(row + token) * g.out_stride + n) = y;
-            continue;
+        if (n < g.n && g.form == SM90_GEMM_F32) {
+            *(float4 *)((float *)g.out + (u64)row * g.out_stride + n) = y;
+        } else if (n < g.n) {
+            uint2 put = {sm90_pack(y.x, y.y), sm90_pack(y.z, y.w)};
+
+            if (g.form == SM90_GEMM_ADD) {
+                const uint2 old =
+                    few_share<N>::early ? share.old[few_share<N>::early ? turn : 0]
+                                        : *share.to(g, t, token, n);
+
+                put.x = gemm_residual(old.x, put.x);
+                put.y = gemm_residual(old.y, put.y);
+            }
+            *share.to(g, t, token, n) = put;
+            q = few_squares(put.x, put.y);
         }
-        few_put(g, row + token, n, sm90_pack(y.x, y.y));
-        few_put(g, row + token, n + 2, sm90_pack(y.z, y.w));
+        if (g.squares == 0) continue;
+        /* Those who have the row's other fours of this share are neighbours. */
+        for (u32 s = 1; s < fours; s *= 2)
+            q = q + __shfl_xor_sync(((1u << fours) - 1) << (threadIdx.x % 32 & ~(fours - 1)), q, s);
+        if ((threadIdx.x & (fours - 1)) == 0 && n < g.n)
+            ((float *)g.squares)[(u64)row * g.squares_stride + n / (g.tile / 2)] = q;
     }
 }
 
@@ -323,6 +450,8 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     struct few_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
                             g.stage_blocks * N * ROW_BYTES, sm90_shared(barriers[2]),
                             sm90_shared(barriers[3]), g.n_row_stages, 0, 0};
+
+    struct few_share<N> share;
 
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < weights.n_stages; i++) {
@@ -348,11 +477,19 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0;
         float c[N / 2] = {0};
 
+        if (g.n_ranks > 1 && w.first < w.n_tiles) {
+            sm90_wait_previous(); /* who added to `out` before us is done */
+            share.load(g, w.first, rank);
+        }
         for (u32 t = w.first; t < w.n_tiles; t += w.step) {
-            if (g.stage_blocks == 2)
+            if (N <= FEW_STEPS_ROWS && few_in_steps(g)) {
+                if constexpr (N <= FEW_STEPS_ROWS)
+                    few_tree_in_steps<N>(c, g, w, weights, rows, wg, releases);
+            } else if (g.stage_blocks == 2) {
                 few_tree<N, 2>(c, g, w, weights, rows, wg, releases);
-            else
+            } else {
                 few_tree<N, 1>(c, g, w, weights, rows, wg, releases);
+            }
             sm90_wait_previous(); /* who added to `out` before us is done; it is, as x has come */
             if (g.n_ranks == 1) few_store<N>(c, g, t, warp);
         }
@@ -366,7 +503,7 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         __syncwarp();
         sm90_cluster_sync(); /* both halves are parked */
         if (warp < n_compute / 32 && w.first < w.n_tiles)
-            few_join<N>(g, (const float *)dynamic, w.first, rank, n_compute);
+            few_join<N>(g, share, (const float *)dynamic, w.first, rank);
         __syncwarp();
         sm90_cluster_sync(); /* shared memory outlives the peer's reads */
     }

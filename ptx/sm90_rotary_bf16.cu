@@ -4,6 +4,8 @@
 //   kv        the pages of one layer, laid out as ptx/sm90_attn.h and sm90_kv.h say
 //   cos, sin  bf16 [.][head_dim / 2]
 //   pages     u32 [.][n_seq_pages]
+//   turned    1: heads of q and k come in turns of eight values, of the first half and of the second;
+//             head_dim / 16 is a power of two up to 32 then, so that a head is within one warp
 //   grid      (rows, 2, 1)      block (256, 1, 1)
 //   shared    none
 //   rounding  bit-exact: products exact, one addition rounded, then bf16
@@ -11,38 +13,15 @@
 #include "ptx/sm90.cuh"
 #include "ptx/sm90_batch.h"
 #include "ptx/sm90_kv.h"
-#include "runtime/num.h"
+#include "ptx/sm90_rotary.cuh"
 
 enum { THREADS = 256 };
-
-static __device__ inline unsigned pack(float low, float high) {
-    return num_to_bf16(low) | (unsigned)num_to_bf16(high) << 16;
-}
-
-static __device__ inline float first(unsigned two) {
-    return num_from_bits(two << 16);
-}
-
-static __device__ inline float second(unsigned two) {
-    return num_from_bits(two & 0xffff0000u);
-}
-
-// Two adjacent pairs' first values, turned; and their second ones.
-static __device__ inline unsigned turn_low(unsigned low, unsigned high, unsigned c, unsigned s) {
-    return pack(first(low) * first(c) - first(high) * first(s),
-                second(low) * second(c) - second(high) * second(s));
-}
-
-static __device__ inline unsigned turn_high(unsigned low, unsigned high, unsigned c, unsigned s) {
-    return pack(first(high) * first(c) + first(low) * first(s),
-                second(high) * second(c) + second(low) * second(s));
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     sm90_rotary_bf16(unsigned short *qkv, unsigned short *__restrict__ kv, const unsigned short *__restrict__ cos,
                      const unsigned short *__restrict__ sin, const batch_row *__restrict__ rows,
                      const unsigned *__restrict__ pages, unsigned n_seq_pages, unsigned n_heads,
-                     unsigned n_kv_heads, unsigned dim) {
+                     unsigned n_kv_heads, unsigned dim, unsigned turned) {
     sm90_wait_previous();
     sm90_launch_next();
 
@@ -63,17 +42,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const size_t table = (size_t)row.position * half + j;
             uint4 *low_at = (uint4 *)(at + head * dim + j);
             uint4 *high_at = (uint4 *)(at + head * dim + j + half);
-            const uint4 low = *low_at, high = *high_at;
+            const uint4 *from = turned ? (const uint4 *)(at + head * dim + 2 * j) : low_at;
+            const uint4 low = from[0], high = turned ? from[1] : *high_at;
             const uint4 c = *(const uint4 *)(cos + table), s = *(const uint4 *)(sin + table);
-            const uint4 r_low = make_uint4(turn_low(low.x, high.x, c.x, s.x),
-                                           turn_low(low.y, high.y, c.y, s.y),
-                                           turn_low(low.z, high.z, c.z, s.z),
-                                           turn_low(low.w, high.w, c.w, s.w));
-            const uint4 r_high = make_uint4(turn_high(low.x, high.x, c.x, s.x),
-                                            turn_high(low.y, high.y, c.y, s.y),
-                                            turn_high(low.z, high.z, c.z, s.z),
-                                            turn_high(low.w, high.w, c.w, s.w));
+            const uint4 r_low = make_uint4(rotary_low(low.x, high.x, c.x, s.x),
+                                           rotary_low(low.y, high.y, c.y, s.y),
+                                           rotary_low(low.z, high.z, c.z, s.z),
+                                           rotary_low(low.w, high.w, c.w, s.w));
+            const uint4 r_high = make_uint4(rotary_high(low.x, high.x, c.x, s.x),
+                                            rotary_high(low.y, high.y, c.y, s.y),
+                                            rotary_high(low.z, high.z, c.z, s.z),
+                                            rotary_high(low.w, high.w, c.w, s.w));
 
+            // all of the head was read; its lanes are neighbours
+            if (turned) __syncwarp((n_vec == 32 ? ~0u : (1u << n_vec) - 1)
+                                   << (threadIdx.x % 32 / n_vec * n_vec));
             *low_at = r_low;
             *high_at = r_high;
             if (head >= n_heads) {

@@ -10,15 +10,19 @@
 #include "runtime/err.h"
 
 enum {
-    UNITS = 132,       /* multiprocessors that tiles are spread over */
-    CUT_RANKS = 2,     /* blocks that share the segments of a tile */
-    COPY_THREADS = 64, /* of sm90_gemm_bf16_few* */
+    UNITS = 132,         /* multiprocessors that tiles are spread over */
+    CUT_RANKS = 2,       /* blocks that share the segments of a tile */
+    COPY_THREADS = 64,   /* of sm90_gemm_bf16_few* */
+    SCALE_THREADS = 128, /* of sm90_gemm_bf16_normed* */
     ROW_STAGES_MAX = 8,
     RING_BYTES = 108 << 10,       /* two kernels' rings share a multiprocessor, so they overlap */
     RING_BYTES_ALONE = 200 << 10, /* where registers leave room for one anyway */
     ALIGN_BYTES = 1024,
+    STEP = 16, /* values of K */
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
-    PART_PAD = 4, /* as in sm90_gemm_few.cuh */
+    PART_PAD = 4,             /* as in sm90_gemm_few.cuh */
+    NORMED_SQUARES_MAX = 512, /* as in sm90_gemm_normed.cuh */
+    NORMED_K_MAX = 16384,     /* w of the norm takes its room from the rings */
     MANY_THREADS = 384,
     MANY_RANKS = 2,
     MANY_STAGING_BYTES = 8 * 16 * 144, /* as in sm90_gemm_many.cuh */
@@ -66,6 +70,8 @@ static const struct kernel_info {
     [CUDA_GEMM_WIDE160] = {"sm90_gemm_bf16_wide160", 160, 4},
     [CUDA_GEMM_WIDE192] = {"sm90_gemm_bf16_wide192", 192, 4},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
+    [CUDA_GEMM_NORMED8] = {"sm90_gemm_bf16_normed8", 8, 0},
+    [CUDA_GEMM_NORMED16] = {"sm90_gemm_bf16_normed16", 16, 0},
 };
 
 struct cuda_gemm {
@@ -88,7 +94,7 @@ static uint32_t max_u32(uint32_t a, uint32_t b) {
 
 /* The smallest tile that needs no second round of blocks, or else the one whose last round is the
  * fullest. */
-static uint32_t choose_tile(uint32_t n, bool cut, bool turns) {
+static uint32_t choose_tile(uint32_t n, bool cut, bool pairs) {
     static const uint32_t whole[] = {8, 16, 24, 32, 48, 56, 96, 112}, halves[] = {8, 16, 32, 64};
     const uint32_t *tiles = cut ? halves : whole;
     const uint32_t n_choices = cut ? 4 : 8, ranks = cut ? CUT_RANKS : 1;
@@ -97,14 +103,14 @@ static uint32_t choose_tile(uint32_t n, bool cut, bool turns) {
     for (uint32_t i = 0; i < n_choices; i++) {
         const uint32_t n_blocks = ceil_div(n, tiles[i]) * ranks;
 
-        if (turns && tiles[i] % 16) continue;
+        if (pairs && tiles[i] % 16) continue;
         if (n_blocks <= UNITS) return tiles[i];
     }
     for (uint32_t i = n_choices; i-- > n_choices / 2;) {
         /* Rows that a unit's time would have room for, over all rounds. */
         const uint32_t room = ceil_div(ceil_div(n, tiles[i]) * ranks, UNITS) * tiles[i];
 
-        if (turns && tiles[i] % 16) continue;
+        if (pairs && tiles[i] % 16) continue;
         if (room < best_waste) {
             best = tiles[i];
             best_waste = room;
@@ -113,10 +119,10 @@ static uint32_t choose_tile(uint32_t n, bool cut, bool turns) {
     return best;
 }
 
-void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
-                     bool turns) {
-    const bool cut = segments > 1 && !turns;
-    const uint32_t tile = choose_tile(n, cut, turns);
+static void shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
+                  bool turns, uint32_t head_dim) {
+    const bool pairs = turns || head_dim, cut = segments > 1 && !pairs;
+    const uint32_t tile = choose_tile(n, cut, pairs);
     /* The widest tile of many rows may begin at the last eight and reads on. */
     const uint32_t n_tiles = ceil_div(n + MANY_WIDE_MAX - SM90_GEMM_ATOM_ROWS, tile);
 
@@ -129,13 +135,29 @@ void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, u
         .n_blocks = ceil_div(n_k, SM90_GEMM_BLOCK),
         .cut = cut,
         .turns = turns,
+        .head_dim = head_dim,
     };
     out_w->n_bytes = (uint64_t)n_tiles * tile * out_w->n_blocks * ROW_BYTES;
+}
+
+void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
+                     bool turns) {
+    shape(out_w, n, n_k, segments, turns, 0);
+}
+
+void cuda_gemm_shape_heads(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k,
+                           uint32_t segments, uint32_t head_dim) {
+    ASSERT(head_dim > 0 && head_dim % 16 == 0 && n % head_dim == 0);
+    shape(out_w, n, n_k, segments, false, head_dim);
 }
 
 static bool is_few(enum cuda_gemm_kernel kernel) {
     return (kernel >= CUDA_GEMM_FEW8 && kernel <= CUDA_GEMM_FEW128) ||
            kernel == CUDA_GEMM_FEW8_NVRTC;
+}
+
+static bool is_normed(enum cuda_gemm_kernel kernel) {
+    return kernel >= CUDA_GEMM_NORMED8 && kernel <= CUDA_GEMM_NORMED16;
 }
 
 static bool is_many(enum cuda_gemm_kernel kernel) {
@@ -160,7 +182,15 @@ static bool many_can_split(enum cuda_gemm_kernel kernel, uint32_t n_splits) {
                                         : n_splits == 1;
 }
 
-/* Blocks of K must not straddle segments but for FOUR*, and a block's share of them fits its registers. */
+/* Segments that end inside blocks of K: of the fewest rows FOUR* leave no sums of squares. */
+static bool few_can_steps(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                          uint32_t segments) {
+    return (kernel == CUDA_GEMM_FEW8_NVRTC || kernel == CUDA_GEMM_FEW16) &&
+           w->n_k % (STEP * segments) == 0;
+}
+
+/* Blocks of K must not straddle segments, but for FOUR* and few_can_steps(); and a block's share of
+ * them fits its registers. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                    uint32_t segments) {
     const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
@@ -169,8 +199,10 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
     if (kernel == CUDA_GEMM_ANY) return true;
     if (is_four(kernel)) return !w->turns && (segments == 2 || segments == FOUR_SEGMENTS);
     if (is_wide(kernel)) return segments == 1;
+    if (is_normed(kernel)) return segments == 1 && w->tile % 16 == 0;
     if (is_few(kernel))
-        return aligned && segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
+        return (aligned || few_can_steps(kernel, w, segments)) &&
+               segments / ranks <= (kernels[kernel].width > 32 ? 2u : 4u);
     /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
     if (w->turns && (kernels[kernel].width % 32 || many_tree(kernel) > 1)) return false;
     if (kernel != CUDA_GEMM_SPLIT128) return aligned && segments <= many_tree(kernel);
@@ -318,7 +350,11 @@ static enum cuda_gemm_kernel choose(const struct cuda_gemm_weight *w, uint32_t n
     while (kernel > CUDA_GEMM_FEW8 &&
            (kernels[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
         kernel--;
-    if (!cuda_gemm_can(kernel, w, segments)) kernel = CUDA_GEMM_ANY;
+    if (kernel == CUDA_GEMM_FEW8 && !cuda_gemm_can(kernel, w, segments))
+        kernel = CUDA_GEMM_FEW8_NVRTC;
+    if (!cuda_gemm_can(kernel, w, segments) ||
+        (kernel < CUDA_GEMM_FEW128 && kernels[kernel].width < n_rows))
+        kernel = CUDA_GEMM_ANY;
     if (n_rows < MANY_ROWS_MIN && kernel != CUDA_GEMM_ANY) return kernel;
     if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
     for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_WIDE192; k++) {
@@ -339,6 +375,30 @@ static enum cuda_gemm_kernel choose(const struct cuda_gemm_weight *w, uint32_t n
 enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
                                        uint32_t segments) {
     return choose(w, n_rows, segments, 0);
+}
+
+/* The narrowest that takes all rows as one tile; or the end. */
+static enum cuda_gemm_kernel choose_normed(uint32_t n_rows) {
+    enum cuda_gemm_kernel kernel = CUDA_GEMM_NORMED8;
+
+    while (kernel <= CUDA_GEMM_NORMED16 && kernels[kernel].width < n_rows) kernel++;
+    return kernel;
+}
+
+uint32_t cuda_gemm_squares(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
+    const bool joined = w->cut && segments > 1;
+
+    if (!joined || choose_normed(n_rows) > CUDA_GEMM_NORMED16 ||
+        !is_few(choose(w, n_rows, segments, 0)))
+        return 0;
+    return ceil_div(w->n, w->tile / CUT_RANKS);
+}
+
+bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments,
+                        uint32_t n_squares) {
+    return n_squares > 0 && n_squares <= NORMED_SQUARES_MAX && w->n_k <= NORMED_K_MAX &&
+           choose_normed(n_rows) <= CUDA_GEMM_NORMED16 &&
+           cuda_gemm_can(choose_normed(n_rows), w, segments);
 }
 
 static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
@@ -371,7 +431,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
     for (uint32_t i = 0; r == 0 && i < CUDA_GEMM_END; i++) {
         uint32_t n_bytes = 0;
 
-        if (is_few(i))
+        if (is_few(i) || is_normed(i))
             n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE : RING_BYTES);
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
@@ -390,8 +450,9 @@ void cuda_gemm_close(struct cuda_gemm *g) {
     free(g);
 }
 
-int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
-                   uint32_t n_rows, uint32_t first, uint32_t step, struct err *e) {
+static int pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
+                uint32_t n_rows, uint32_t first, uint32_t step, uint32_t turn, uint32_t at,
+                struct err *e) {
     struct sm90_gemm_pack p = {
         .rows = d_rows,
         .image = w->d_image,
@@ -401,6 +462,8 @@ int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64
         .n_blocks = w->n_blocks,
         .first = first,
         .step = step,
+        .turn = turn,
+        .at = at,
     };
     struct cuda_launch launch = {
         .entry = g->pack,
@@ -411,8 +474,19 @@ int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64
     };
 
     ASSERT(n_rows % SM90_GEMM_ATOM_ROWS == 0 && step > 0);
-    ASSERT(n_rows == 0 || first + (n_rows / 8 - 1) * step < w->n / 8);
+    ASSERT(n_rows == 0 || first + (at + n_rows / 8 - 1) * step < w->n / 8);
     return n_rows ? cuda_driver_launch(g->driver, &launch, e) : 0;
+}
+
+int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
+                   uint32_t n_rows, uint32_t first, uint32_t step, struct err *e) {
+    return pack(g, w, d_rows, n_rows, first, step, 0, 0, e);
+}
+
+int cuda_gemm_pack_heads(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
+                         uint32_t n_rows, uint32_t first, uint32_t at, struct err *e) {
+    ASSERT(w->head_dim > 0);
+    return pack(g, w, d_rows, n_rows, first, 1, w->head_dim / SM90_GEMM_ATOM_ROWS, at, e);
 }
 
 static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t box_rows,
@@ -429,12 +503,12 @@ static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t 
         "a map of activations", e);
 }
 
-/* Stages of both rings. */
-static void plan_rings(struct sm90_gemm *p, uint32_t width) {
-    const uint32_t budget = width > 64 ? RING_BYTES_ALONE : RING_BYTES;
+/* Stages of both rings; `more` bytes stand behind them. */
+static void plan_rings(struct sm90_gemm *p, uint32_t width, uint32_t more) {
+    const uint32_t budget = (width > 64 ? RING_BYTES_ALONE : RING_BYTES) - more;
     const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
     /* Two where a block takes less time than what stands between two batches of steps. */
-    const bool two = p->n_blocks / p->segments % 2 == 0 && p->tile <= 64 && width <= 32;
+    const bool two = p->n_blocks % (2 * p->segments) == 0 && p->tile <= 64 && width <= 32;
 
     /* As many of rows as of weights, and of weights what is left: they come before the rows. */
     p->stage_blocks = two ? 2 : 1;
@@ -449,12 +523,16 @@ static void plan_rings(struct sm90_gemm *p, uint32_t width) {
 static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
                    const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
     const uint32_t width = kernels[kernel].width;
+    const uint32_t scale_threads = is_normed(kernel) ? SCALE_THREADS : 0;
+    const uint32_t n_wgs = a->w->tile > 64 ? 2 : 1;
+    const uint32_t norm_bytes = is_normed(kernel) ? a->w->n_blocks * ROW_BYTES : 0;
     struct cuda_launch launch = {
         .entry = g->entries[kernel],
         .name = kernels[kernel].name,
-        .block = {(a->w->tile > 64 ? 256 : 128) + COPY_THREADS},
+        .block = {n_wgs * 128 + COPY_THREADS + scale_threads},
         .overlap = a->overlap,
     };
+    struct sm90_gemm_norm norm = {0};
     uint32_t n_tiles, ring, reach, part;
     CUtensorMap map;
     int r;
@@ -463,7 +541,9 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     /* The narrowest takes its tiles whole; rows past the end take others longer than rows. */
     p->height = width > 8 ? ceil_div(a->n_rows, p->n_row_tiles) : width;
     p->n_ranks = a->w->cut && a->segments > 1 ? CUT_RANKS : 1;
-    plan_rings(p, width);
+    plan_rings(p, width, norm_bytes);
+    p->squares = a->form == SM90_GEMM_ADD && p->n_ranks > 1 ? a->d_squares : 0;
+    p->squares_stride = a->squares_stride;
     n_tiles = p->n_tiles * p->n_row_tiles;
     if (p->n_ranks > 1) {
         launch.cluster = p->n_ranks;
@@ -475,15 +555,17 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
         launch.grid[0] = UNITS;
         p->hold_ns = (uint32_t)(a->w->n_bytes * 1000 / HOLD_BYTES_PER_US);
     }
-    ring = p->stage_blocks * ROW_BYTES * (p->n_weight_stages * p->tile + p->n_row_stages * width);
+    ring = p->stage_blocks * ROW_BYTES * (p->n_weight_stages * p->tile + p->n_row_stages * width) +
+           norm_bytes;
     /* A short tile is read to a whole warpgroup's rows, the last stage's too. */
     reach = p->n_weight_stages * p->stage_blocks * p->tile * ROW_BYTES - p->tile * ROW_BYTES +
-            (launch.block[0] - COPY_THREADS) / 128 * 64 * ROW_BYTES;
+            n_wgs * 64 * ROW_BYTES;
     part = p->n_ranks > 1 ? width * (p->tile + PART_PAD) * 4 : 0;
     launch.shared_bytes = ALIGN_BYTES + max_u32(ring, max_u32(reach, part));
     r = encode(g, a, p->height, &map, e);
     if (r < 0) return r;
-    launch.params = (void *[]){&map, p};
+    if (is_normed(kernel)) norm = *a->norm;
+    launch.params = (void *[]){&map, p, &norm};
     return cuda_driver_launch(g->driver, &launch, e);
 }
 
@@ -596,6 +678,8 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     ASSERT(a->segments && a->segments <= SM90_GEMM_SEGMENTS_MAX &&
            (a->segments & (a->segments - 1)) == 0);
     ASSERT(a->form != SM90_GEMM_SILU || a->w->turns);
+    ASSERT(a->form != SM90_GEMM_TURNED || (a->w->head_dim && a->norm));
+    ASSERT(is_normed(kernel) == (a->norm != NULL));
     if (a->n_rows == 0) return 0;
     ASSERT(cuda_gemm_can(kernel, a->w, a->segments));
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
@@ -607,6 +691,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct err *e) {
     struct cuda_gemm_args args = *a;
 
+    if (a->norm) return cuda_gemm_run_by(g, choose_normed(a->n_rows), a, e);
     /* With fewer multiprocessors, blocks that wait for each other might not all find a place. */
     if (g->driver->n_units < UNITS) args.n_splits = 1;
     return cuda_gemm_run_by(g, choose(a->w, a->n_rows, a->segments, args.n_splits), &args, e);

@@ -33,17 +33,21 @@ struct cuda_gemm_weight {
     uint32_t tile, n_tiles, n_blocks; /* as in sm90_gemm.h; n_tiles holds all n rows */
     bool cut;                         /* made for K in two or more segments */
     bool turns;                       /* rows in turns of eight, gate and up */
+    uint32_t head_dim; /* q, k and v: heads of q and k in turns of eight, first and second half */
 };
 
 struct cuda_gemm_args {
     const struct cuda_gemm_weight *w;
-    uint64_t d_x;      /* bf16 [n_rows][x_stride], aligned to 16 bytes */
-    uint64_t d_out;    /* [n_rows][out_stride], aligned to 16 bytes, not x */
-    uint32_t x_stride; /* in values, multiples of 8 */
+    uint64_t d_x;       /* bf16 [n_rows][x_stride], aligned to 16 bytes */
+    uint64_t d_out;     /* [n_rows][out_stride], aligned to 16 bytes, not x */
+    uint64_t d_squares; /* of cuda_gemm_squares() of ADD, or 0: partial sums of squares go here */
+    uint32_t squares_stride;
+    const struct sm90_gemm_norm *norm; /* x is normed first; see cuda_gemm_can_norm() */
+    uint32_t x_stride;                 /* in values, multiples of 8 */
     uint32_t out_stride;
     uint32_t n_rows;
     uint32_t segments;        /* of K: 1, 2, 4, 8 or 16 */
-    enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone */
+    enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone, TURNED with head_dim and norm */
     uint32_t n_splits;        /* shares of the segments, of SPLIT128: 2 or 4; 0: the fastest */
     uint32_t pairs;           /* of many rows: enum cuda_gemm_pairs; 0: the fastest */
     bool overlap; /* start beside the kernel before, which need not know: we wait for it */
@@ -72,7 +76,9 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_WIDE128, /* W large and whole, x of some hundred rows */
     CUDA_GEMM_WIDE160,
     CUDA_GEMM_WIDE192,
-    CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; never chosen */
+    CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; and where segments end inside blocks of K */
+    CUDA_GEMM_NORMED8,    /* with `norm`, and then they alone */
+    CUDA_GEMM_NORMED16,
     CUDA_GEMM_END,
 };
 
@@ -80,6 +86,16 @@ enum cuda_gemm_kernel {
  * of segments it is mostly used with.  Pure; d_image is 0. */
 void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
                      bool turns);
+
+/* The same for q, k and v: [n_heads + 2 n_kv_heads][head_dim] rows, head_dim a multiple of 16. */
+void cuda_gemm_shape_heads(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k,
+                           uint32_t segments, uint32_t head_dim);
+
+/* Pure: partial sums of squares of a row that an ADD leaves, or 0; and whether rows with so many of
+ * them can be normed on their way into the product. */
+uint32_t cuda_gemm_squares(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments);
+bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments,
+                        uint32_t n_squares);
 
 /* Pure: whether the kernel can do the shape, and the one that does it fastest. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
@@ -97,6 +113,11 @@ void cuda_gemm_close(struct cuda_gemm *g);
  * multiple of 8.  For gate and up in turns: first 0 and 1, step 2.  Queued. */
 int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
                    uint32_t n_rows, uint32_t first, uint32_t step, struct err *e);
+
+/* The same of q or k, whose heads' halves go in turns: eights first, .. of the matrix from eight
+ * `at` of the tensor on. */
+int cuda_gemm_pack_heads(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
+                         uint32_t n_rows, uint32_t first, uint32_t at, struct err *e);
 
 /* Queued. */
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *args, struct err *e);

@@ -59,9 +59,11 @@ struct cuda_op {
 struct cuda_graph {
     struct cuda_attn_plan plan;
     uint32_t n_rows, n_ops; /* n_rows 0: none */
-    struct cuda_op *ops;    /* [n_ops_max] */
-    CUgraphExec exec;       /* NULL: seen once */
-    uint64_t used;          /* when last */
+    uint32_t n_squared;     /* the device's before the first stage, and after the last */
+    uint32_t n_squared_after;
+    struct cuda_op *ops; /* [n_ops_max] */
+    CUgraphExec exec;    /* NULL: seen once */
+    uint64_t used;       /* when last */
 };
 
 struct cuda_queue {
@@ -87,6 +89,8 @@ struct cuda_device {
     uint32_t n_chunks;                   /* of 128 ids */
     uint32_t logits_stride;              /* the vocabulary rounded up to 8 */
     float scale;                         /* c of SPEC 2.7 */
+    uint32_t head_turn;                  /* head_dim where rows of qkv are in turns, or 0 */
+    uint32_t n_squares, squares_stride;  /* partial sums of squares of a row of x, or 0 */
 
     struct cuda_layer *layers; /* [n_layers] */
     struct cuda_gemm_weight head;
@@ -97,6 +101,7 @@ struct cuda_device {
     CUdeviceptr cos, sin;             /* bf16 [n_positions][head_dim / 2] */
 
     CUdeviceptr x;        /* bf16 [n_rows][hidden] */
+    CUdeviceptr squares;  /* f32 [n_rows][squares_stride], of x as ptx/sm90_gemm.h says */
     CUdeviceptr normed;   /* bf16 [n_rows or n_logit_rows][hidden] */
     CUdeviceptr qkv;      /* bf16 [n_rows][qkv_width] */
     CUdeviceptr attended; /* bf16 [n_rows][width] */
@@ -120,6 +125,7 @@ struct cuda_device {
 
     uint32_t n_rows, n_wants;     /* of the step */
     uint32_t n_launch;            /* rows that kernels are launched for, n_rows or its bucket */
+    uint32_t n_squared;           /* rows of x, as they will be then, whose squares are there */
     struct cuda_attn_plan plan;   /* of attention, its tiles rounded up to buckets */
     struct sm90_attn_tile *tiles; /* [n_rows], of the plan as it is */
     uint16_t *h_page;             /* keys and values of a page and head, for tests */

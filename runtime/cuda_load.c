@@ -43,6 +43,7 @@ static int take_work(struct cuda_device *d, struct err *e) {
         {"rotary tables", l->n_positions, m->head_dim / 2, sizeof(uint16_t), &d->cos},
         {"rotary tables", l->n_positions, m->head_dim / 2, sizeof(uint16_t), &d->sin},
         {"residual stream", l->n_rows, m->hidden, sizeof(uint16_t), &d->x},
+        {"sums of squares", l->n_rows, d->squares_stride, sizeof(float), &d->squares},
         {"normed rows", n_normed, m->hidden, sizeof(uint16_t), &d->normed},
         {"q, k and v", l->n_rows, d->qkv_width, sizeof(uint16_t), &d->qkv},
         {"attention", l->n_rows, d->width, sizeof(uint16_t), &d->attended},
@@ -140,8 +141,12 @@ static int open_attn(struct cuda_device *d, struct err *e) {
 
 static int clear_work(struct cuda_device *d, struct err *e) {
     struct cuda_driver *driver = d->driver;
+    const size_t n_bytes = (size_t)d->limits.n_rows * d->squares_stride * sizeof(float);
+    int r = cuda_driver_check(driver,
+                              driver->cuda.cuMemsetD8Async(d->squares, 0, n_bytes, driver->stream),
+                              "sums of squares", e);
 
-    if (!d->attn) return 0;
+    if (r < 0 || !d->attn) return r;
     return cuda_driver_check(driver,
                              driver->cuda.cuMemsetD8Async(
                                  d->attn_work, 0, cuda_attn_work_bytes(d->attn), driver->stream),
@@ -171,6 +176,7 @@ static int check(const struct model *m, const struct device_limits *l, struct er
 
 static int load(struct cuda_device *d, const struct model *m, struct weights *w,
                 const struct device_limits *limits, struct err *e) {
+    uint32_t n_vectors;
     int r;
 
     if ((r = cuda_driver_enter(d->driver, e)) < 0) return r;
@@ -183,6 +189,9 @@ static int load(struct cuda_device *d, const struct model *m, struct weights *w,
     d->qkv_width = d->width + 2 * d->kv_width;
     d->logits_stride = (m->vocab + 7) / 8 * 8;
     d->n_chunks = (m->vocab + SCHEDULE_LSE_CHUNK - 1) / SCHEDULE_LSE_CHUNK;
+    /* A head is the work of some lanes of one warp of the rotation. */
+    n_vectors = m->head_dim / VALUES;
+    d->head_turn = n_vectors <= 32 && (n_vectors & (n_vectors - 1)) == 0 ? m->head_dim : 0;
     d->scale = (float)(0x1.71547652b82fep+0 / sqrt((double)m->head_dim));
     lay_out(d);
     d->layers = calloc(m->n_layers, sizeof(*d->layers));

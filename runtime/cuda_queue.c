@@ -116,16 +116,23 @@ int cuda_queue_flush(struct cuda_device *d, struct err *e) {
     return r;
 }
 
+/* Rows whose squares the step finds: none where it begins with its embedding. */
+static uint32_t squared_before(const struct cuda_device *d) {
+    return d->queue.ops[0].kind == CUDA_OP_EMBED ? 0 : d->n_squared;
+}
+
 /* The graph of this step, or else the place of the one that was not used for longest. */
-static struct cuda_graph *find(struct cuda_queue *q, uint32_t n_rows,
-                               const struct cuda_attn_plan *plan, bool *out_found) {
+static struct cuda_graph *find(struct cuda_device *d, uint32_t n_rows, bool *out_found) {
+    const struct cuda_attn_plan *plan = &d->plan;
+    struct cuda_queue *q = &d->queue;
     struct cuda_graph *oldest = &q->graphs[0];
 
     *out_found = false;
     for (uint32_t i = 0; i < CUDA_GRAPHS_MAX; i++) {
         struct cuda_graph *g = &q->graphs[i];
 
-        if (g->n_rows == n_rows && g->n_ops == q->n_ops && !memcmp(&g->plan, plan, sizeof(*plan)) &&
+        if (g->n_rows == n_rows && g->n_ops == q->n_ops && g->n_squared == squared_before(d) &&
+            !memcmp(&g->plan, plan, sizeof(*plan)) &&
             !memcmp(g->ops, q->ops, q->n_ops * sizeof(*q->ops))) {
             *out_found = true;
             return g;
@@ -149,6 +156,7 @@ static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, 
     d->n_launch = n_rows;
     r = launch_all(d, e);
     d->n_launch = d->n_rows;
+    g->n_squared_after = d->n_squared;
     ended = driver->cuda.cuStreamEndCapture(driver->stream, &graph);
     if (r == 0) r = cuda_driver_check(driver, ended, "record a step", e);
     if (r == 0)
@@ -167,6 +175,7 @@ static void remember(struct cuda_device *d, struct cuda_graph *g, uint32_t n_row
     g->n_ops = q->n_ops;
     g->plan = d->plan;
     g->n_rows = n_rows;
+    g->n_squared = squared_before(d);
 }
 
 int cuda_queue_run(struct cuda_device *d, struct err *e) {
@@ -180,7 +189,7 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
     if (q->n_ops == 0 || d->options.no_graphs || d->n_rows > CUDA_GRAPH_ROWS_MAX)
         return cuda_queue_flush(d, e);
     if (n_rows > d->limits.n_rows) n_rows = d->n_rows;
-    g = find(q, n_rows, &d->plan, &found);
+    g = find(d, n_rows, &found);
     g->used = ++q->n_steps;
     if (!found) {
         remember(d, g, n_rows);
@@ -188,6 +197,7 @@ int cuda_queue_run(struct cuda_device *d, struct err *e) {
     }
     r = cuda_driver_work(driver, e);
     if (r == 0 && !g->exec) r = record(d, g, n_rows, e);
+    d->n_squared = g->n_squared_after;
     if (r == 0)
         r = cuda_driver_check(driver, driver->cuda.cuGraphLaunch(g->exec, driver->stream), "a step",
                               e);

@@ -12,6 +12,10 @@ enum {
     EMBED_THREADS = 128,
     NORM_THREADS = 256,
     NORM_VALUES = 8192, /* of a row in registers */
+    NORM_EARLY_MIN = 129,
+    /* Attention may start beside the product before it where that is long and attention short. */
+    ATTEND_EARLY_ROWS = 8,
+    ATTEND_EARLY_BYTES = 16 << 20,
     ROTARY_THREADS = 256,
     ROTARY_BLOCKS = 2, /* of a row */
     LSE_WARPS = 8,
@@ -40,6 +44,7 @@ static int run(struct cuda_device *d, CUfunction entry, const char *name, uint32
 int cuda_step_embed(struct cuda_device *d, struct err *e) {
     void *params[] = {&d->x, &d->embed, &d->batch, &d->model.hidden};
 
+    d->n_squared = 0;
     return run(d, d->entries.embed, "embed", d->n_launch, 1, EMBED_THREADS, params, e);
 }
 
@@ -62,8 +67,11 @@ static int norm_many(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, uint32
 /* x += y where y is given, then normed = norm(x, w) where w is.  With wants, of their rows. */
 static int norm(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, CUdeviceptr wants, uint32_t n,
                 uint32_t run_length, struct err *e) {
-    void *params[] = {&d->normed,        &d->x,      &y, &w, &wants, &d->model.hidden,
-                      &d->model.rms_eps, &run_length};
+    /* Of so many rows the next product has its blocks placed, and its weights on their way, before
+     * this one has begun; of fewer they would stand unevenly (docs/performance.md). */
+    uint32_t early = n >= NORM_EARLY_MIN && n <= CUDA_GRAPH_ROWS_MAX;
+    void *params[] = {&d->normed,        &d->x,       &y,    &w, &wants, &d->model.hidden,
+                      &d->model.rms_eps, &run_length, &early};
 
     if (n >= SM90_NORM_MANY_ROWS_MIN && w && !wants &&
         d->model.hidden >= SM90_NORM_MANY_VALUES_MIN && d->model.hidden <= SM90_NORM_MANY_VALUES)
@@ -73,13 +81,14 @@ static int norm(struct cuda_device *d, CUdeviceptr y, CUdeviceptr w, CUdeviceptr
 }
 
 /* y = W x, in whatever form; strides follow from the shapes. */
-static int product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUdeviceptr x,
-                   CUdeviceptr y, uint32_t n_rows, uint32_t segments, enum sm90_gemm_form form,
-                   struct err *e) {
-    const struct cuda_gemm_args args = {
+static struct cuda_gemm_args args_of(const struct cuda_device *d, const struct cuda_gemm_weight *w,
+                                     CUdeviceptr x, CUdeviceptr y, uint32_t n_rows,
+                                     uint32_t segments, enum sm90_gemm_form form) {
+    return (struct cuda_gemm_args){
         .w = w,
         .d_x = x,
         .d_out = y,
+        .squares_stride = d->squares_stride,
         .x_stride = w->n_k,
         .out_stride = form == SM90_GEMM_SILU ? w->n / 2 : w->n,
         .n_rows = n_rows,
@@ -87,14 +96,56 @@ static int product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUde
         .form = form,
         .overlap = true,
     };
+}
+
+static int product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUdeviceptr x,
+                   CUdeviceptr y, uint32_t n_rows, uint32_t segments, enum sm90_gemm_form form,
+                   struct err *e) {
+    const struct cuda_gemm_args args = args_of(d, w, x, y, n_rows, segments, form);
 
     return cuda_gemm_run(d->gemm, &args, e);
 }
 
-int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
-                      struct err *e) {
-    const struct cuda_layer *l = &d->layers[layer];
-    CUdeviceptr kv = d->pages + layer * d->layer_bytes, table = d->batch + d->pages_off;
+/* x += W y, and of few rows the sums of squares that the next norm wants. */
+static int add_product(struct cuda_device *d, const struct cuda_gemm_weight *w, CUdeviceptr y,
+                       uint32_t segments, struct err *e) {
+    struct cuda_gemm_args args = args_of(d, w, y, d->x, d->n_launch, segments, SM90_GEMM_ADD);
+    const bool squares =
+        d->n_squares > 0 && cuda_gemm_squares(w, d->n_launch, segments) == d->n_squares;
+
+    if (squares) args.d_squares = d->squares;
+    d->n_squared = squares ? d->n_launch : 0;
+    return cuda_gemm_run(d->gemm, &args, e);
+}
+
+/* Whether the product norms its rows itself.  Runs of two are the tree itself. */
+static bool can_norm(const struct cuda_device *d, const struct cuda_gemm_weight *w,
+                     uint32_t segments, uint32_t run_length) {
+    return d->n_squared >= d->n_launch && run_length <= 2 &&
+           cuda_gemm_can_norm(w, d->n_launch, segments, d->n_squares);
+}
+
+static struct sm90_gemm_norm norm_of(const struct cuda_device *d, CUdeviceptr w) {
+    return (struct sm90_gemm_norm){
+        .squares = d->squares,
+        .weight = w,
+        .n_squares = d->n_squares,
+        .squares_stride = d->squares_stride,
+        .eps = d->model.rms_eps,
+        .n_seq_pages = d->limits.n_seq_pages,
+        .n_heads = d->model.n_heads,
+        .n_kv_heads = d->model.n_kv_heads,
+        .head_dim = d->model.head_dim,
+        .cos = d->cos,
+        .sin = d->sin,
+        .rows = d->batch,
+        .pages = d->batch + d->pages_off,
+    };
+}
+
+static int rotate(struct cuda_device *d, CUdeviceptr kv, struct err *e) {
+    const uint32_t turned = d->head_turn != 0;
+    CUdeviceptr table = d->batch + d->pages_off;
     void *params[] = {&d->qkv,
                       &kv,
                       &d->cos,
@@ -104,14 +155,33 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
                       &d->limits.n_seq_pages,
                       &d->model.n_heads,
                       &d->model.n_kv_heads,
-                      &d->model.head_dim};
+                      &d->model.head_dim,
+                      (void *)&turned};
+
+    return run(d, d->entries.rotary, "rotary", d->n_launch, ROTARY_BLOCKS, ROTARY_THREADS, params,
+               e);
+}
+
+int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
+                      struct err *e) {
+    const struct cuda_layer *l = &d->layers[layer];
+    CUdeviceptr kv = d->pages + layer * d->layer_bytes;
     int r;
 
+    if (d->head_turn && can_norm(d, &l->qkv, s->qkv, s->norm_run)) {
+        struct sm90_gemm_norm n = norm_of(d, l->norm_in);
+        struct cuda_gemm_args args =
+            args_of(d, &l->qkv, d->x, d->qkv, d->n_launch, s->qkv, SM90_GEMM_TURNED);
+
+        n.kv = kv;
+        n.late = d->n_launch > ATTEND_EARLY_ROWS || l->qkv.n_bytes < ATTEND_EARLY_BYTES;
+        args.norm = &n;
+        return cuda_gemm_run(d->gemm, &args, e);
+    }
     if ((r = norm(d, 0, l->norm_in, 0, d->n_launch, s->norm_run, e)) < 0) return r;
     if ((r = product(d, &l->qkv, d->normed, d->qkv, d->n_launch, s->qkv, SM90_GEMM_BF16, e)) < 0)
         return r;
-    return run(d, d->entries.rotary, "rotary", d->n_launch, ROTARY_BLOCKS, ROTARY_THREADS, params,
-               e);
+    return rotate(d, kv, e);
 }
 
 /* Heads that the fast kernels do not know. */
@@ -163,21 +233,29 @@ int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedul
 
 int cuda_step_attn_out(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                        struct err *e) {
-    return product(d, &d->layers[layer].o, d->attended, d->x, d->n_launch, s->o, SM90_GEMM_ADD, e);
+    return add_product(d, &d->layers[layer].o, d->attended, s->o, e);
 }
 
 int cuda_step_mlp_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                      struct err *e) {
     const struct cuda_layer *l = &d->layers[layer];
-    int r = norm(d, 0, l->norm_post, 0, d->n_launch, s->norm_run, e);
+    int r;
 
-    if (r < 0) return r;
+    if (can_norm(d, &l->gate_up, s->gate_up, s->norm_run)) {
+        const struct sm90_gemm_norm n = norm_of(d, l->norm_post);
+        struct cuda_gemm_args args =
+            args_of(d, &l->gate_up, d->x, d->h, d->n_launch, s->gate_up, SM90_GEMM_SILU);
+
+        args.norm = &n;
+        return cuda_gemm_run(d->gemm, &args, e);
+    }
+    if ((r = norm(d, 0, l->norm_post, 0, d->n_launch, s->norm_run, e)) < 0) return r;
     return product(d, &l->gate_up, d->normed, d->h, d->n_launch, s->gate_up, SM90_GEMM_SILU, e);
 }
 
 int cuda_step_mlp_out(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                       struct err *e) {
-    return product(d, &d->layers[layer].down, d->h, d->x, d->n_launch, s->down, SM90_GEMM_ADD, e);
+    return add_product(d, &d->layers[layer].down, d->h, s->down, e);
 }
 
 int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const struct schedule *s,

@@ -23,6 +23,7 @@ struct part {
     CUdeviceptr to;
     const struct cuda_gemm_weight *matrix;
     uint32_t first, step;
+    bool turned; /* the halves of a head go in turns */
 };
 
 static bool part_at(const struct cuda_device *d, uint32_t index, struct part *p) {
@@ -36,10 +37,10 @@ static bool part_at(const struct cuda_device *d, uint32_t index, struct part *p)
         p->to = l->norm_in;
         break;
     case MODEL_Q:
-        p->matrix = &l->qkv;
+        p->matrix = &l->qkv, p->turned = d->head_turn != 0;
         break;
     case MODEL_K:
-        p->matrix = &l->qkv, p->first = d->width / EIGHT;
+        p->matrix = &l->qkv, p->first = d->width / EIGHT, p->turned = d->head_turn != 0;
         break;
     case MODEL_V:
         p->matrix = &l->qkv, p->first = (d->width + d->kv_width) / EIGHT;
@@ -73,11 +74,16 @@ static bool part_at(const struct cuda_device *d, uint32_t index, struct part *p)
     return true;
 }
 
+static int take_image(struct cuda_device *d, const char *what, struct cuda_gemm_weight *x,
+                      struct err *e) {
+    return cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, what, x->n_bytes, 1, 1,
+                            (CUdeviceptr *)&x->d_image, e);
+}
+
 static int take_matrix(struct cuda_device *d, const char *what, uint32_t n, uint32_t k,
                        uint32_t segments, bool turns, struct cuda_gemm_weight *x, struct err *e) {
     cuda_gemm_shape(x, n, k, segments, turns);
-    return cuda_memory_take(&d->memory, CUDA_MEMORY_WEIGHTS, what, x->n_bytes, 1, 1,
-                            (CUdeviceptr *)&x->d_image, e);
+    return take_image(d, what, x, e);
 }
 
 static int take_norm(struct cuda_device *d, CUdeviceptr *out, struct err *e) {
@@ -90,7 +96,11 @@ static int take_layer(struct cuda_device *d, struct cuda_layer *l, struct err *e
     const struct model *m = &d->model;
     int r;
 
-    r = take_matrix(d, "qkv", d->qkv_width, m->hidden, s.qkv, false, &l->qkv, e);
+    if (d->head_turn)
+        cuda_gemm_shape_heads(&l->qkv, d->qkv_width, m->hidden, s.qkv, d->head_turn);
+    else
+        cuda_gemm_shape(&l->qkv, d->qkv_width, m->hidden, s.qkv, false);
+    r = take_image(d, "qkv", &l->qkv, e);
     if (r < 0) return r;
     r = take_matrix(d, "o", m->hidden, d->width, s.o, false, &l->o, e);
     if (r < 0) return r;
@@ -108,6 +118,10 @@ int cuda_weights_take(struct cuda_device *d, struct err *e) {
 
     for (uint32_t i = 0; i < m->n_layers; i++)
         if ((r = take_layer(d, &d->layers[i], e)) < 0) return r;
+    /* What o leaves of a row of few, down leaves too: the same rows of W, and tiles. */
+    if (m->n_layers && d->layers[0].o.tile == d->layers[0].down.tile)
+        d->n_squares = cuda_gemm_squares(&d->layers[0].o, 1, schedule_canonical().o);
+    d->squares_stride = (d->n_squares + 4) / 4 * 4;
     r = take_matrix(d, "the head", d->logits_stride, m->hidden, schedule_canonical().head, false,
                     &d->head, e);
     if (r < 0) return r;
@@ -145,8 +159,12 @@ static int make_up(struct cuda_device *d, const struct weights_rule *rule, CUdev
 /* Rows row .. row + n - 1, which stand at `from`, filled up to whole eights. */
 static int pack(struct cuda_device *d, const struct part *p, CUdeviceptr from, uint32_t row,
                 uint32_t n, struct err *e) {
-    return cuda_gemm_pack(d->gemm, p->matrix, from, (n + EIGHT - 1) / EIGHT * EIGHT,
-                          p->first + row / EIGHT * p->step, p->step, e);
+    const uint32_t n_whole = (n + EIGHT - 1) / EIGHT * EIGHT;
+
+    if (p->turned)
+        return cuda_gemm_pack_heads(d->gemm, p->matrix, from, n_whole, p->first, row / EIGHT, e);
+    return cuda_gemm_pack(d->gemm, p->matrix, from, n_whole, p->first + row / EIGHT * p->step,
+                          p->step, e);
 }
 
 /* By way of the staging buffer; what is missing to whole eights of rows is zero. */

@@ -312,6 +312,7 @@ static int write_row(struct device *dev, enum device_buffer buffer, uint32_t row
     int r = cuda_queue_flush(d, e);
 
     if (r < 0) return r;
+    d->n_squared = 0; /* of what stood there */
     r = cuda_driver_check(
         driver, driver->cuda.cuMemcpyHtoDAsync_v2(to, in, n_bytes, driver->stream), "write", e);
     if (r < 0) return r;

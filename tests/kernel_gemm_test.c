@@ -278,6 +278,10 @@ static const struct shape {
     {576, 576, 4, 4, false, "SmolLM2's o: segments that end inside a block of K"},
     {1000, 1040, 4, 4, false, "the same, the last segment shorter"},
     {1000, 1040, 2, 1, false, "the same, in two"},
+    {520, 1088, 4, 4, false, "the same, 17 steps of 16 to a segment"},
+    {264, 288, 2, 4, false, "nine steps, two segments"},
+    {136, 96, 2, 1, false, "three steps, one block for both"},
+    {72, 128, 8, 4, false, "segments of one step"},
     {576, 1536, 4, 4, false, "SmolLM2's down: six blocks a segment"},
     {960, 576, 1, 1, false, "SmolLM2's qkv"},
     {3072, 576, 1, 1, true, "SmolLM2's gate and up"},
@@ -309,7 +313,7 @@ static void test_shape(const struct shape *s, uint32_t n_rows_max) {
     for (uint32_t n_rows = 1; n_rows <= n_rows_max; n_rows++) {
         /* All up to 33, then around multiples of 64, and what makes tiles of odd heights. */
         if (n_rows > 33 && (n_rows + 1) % 64 > 2 && n_rows % 72 && n_rows != n_rows_max) continue;
-        for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
+        for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++) {
             if (s->turns)
                 run(&p, k, SM90_GEMM_SILU, n_rows, n_rows % 2);
             else if (n_rows % 3 == 0)
@@ -355,7 +359,7 @@ static void test_gates(void) {
                                    .n_rows = 1,
                                    .segments = 1,
                                    .form = SM90_GEMM_SILU};
-    for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
+    for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++) {
         if (!cuda_gemm_can(k, &w, 1)) continue;
         GPU_DRIVER(cuMemsetD8Async(d_out, GPU_POISON, N_GATES * 2, gpu->stream));
         GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));
@@ -415,7 +419,7 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
     GPU_CHECK(cuda_gemm_run_by(gemm, CUDA_GEMM_ANY, &args, &e));
     gpu_read(want, d_out, out_bytes);
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
-        for (size_t each = 0; each < N_WAYS * CUDA_GEMM_END; each++) {
+        for (size_t each = 0; each < N_WAYS * CUDA_GEMM_NORMED8; each++) {
             const enum cuda_gemm_kernel k = each / N_WAYS;
             const size_t i = each % N_WAYS;
             const size_t n_values = (size_t)counts[c] * n_out;
