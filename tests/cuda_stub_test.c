@@ -842,6 +842,61 @@ static void test_launches(void **state) {
     dev->ops->close(dev);
 }
 
+/* Launches of a stage that is waited for by a look. */
+static uint32_t launches_of(struct device *dev,
+                            int (*stage)(struct device *, uint32_t, const struct schedule *,
+                                         struct err *),
+                            uint32_t layer, const struct schedule *s) {
+    static uint16_t row[256];
+    const uint32_t n = cuda->n_launches;
+    struct err e = {""};
+
+    assert_int_equal(stage(dev, layer, s, &e), 0);
+    assert_int_equal(dev->ops->read(dev, DEVICE_H, 0, row, &e), 0);
+    return cuda->n_launches - n;
+}
+
+/* Products norm and rotate their rows themselves where these are few and the product before left
+ * the sums of squares: a layer is five launches, but for the first one. */
+static void test_layer_launches(void **state) {
+    static uint16_t row[256];
+    struct device_limits more = small_limits;
+    struct schedule s = schedule_canonical();
+    const struct device_ops *ops;
+    struct device_batch b;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    more.n_rows = SMALL_ROWS;
+    assert_int_equal(open_device(&dev, &e), 0);
+    ops = dev->ops;
+    assert_int_equal(ops->load(dev, &small_model, NULL, &more, &e), 0);
+    b = small_batch(SMALL_ROWS - 3);
+    assert_int_equal(ops->upload(dev, &b, &e), 0);
+    assert_int_equal(ops->embed(dev, &e), 0);
+    assert_int_equal(ops->read(dev, DEVICE_X, 0, row, &e), 0);
+    assert_int_equal(launches_of(dev, ops->attn_in, 0, &s), 3); /* nobody left squares */
+    (void)launches_of(dev, ops->attend, 0, &s);
+    assert_int_equal(launches_of(dev, ops->attn_out, 0, &s), 1);
+    assert_int_equal(launches_of(dev, ops->mlp_in, 0, &s), 1);
+    assert_int_equal(launches_of(dev, ops->mlp_out, 0, &s), 1);
+    assert_int_equal(launches_of(dev, ops->attn_in, 1, &s), 1);
+    s.norm_run = 4;
+    assert_int_equal(launches_of(dev, ops->mlp_in, 0, &s), 2); /* another sum */
+    s = schedule_canonical();
+    assert_int_equal(launches_of(dev, ops->mlp_in, 0, &s), 1);
+    assert_int_equal(ops->write(dev, DEVICE_X, 1, row, &e), 0);
+    assert_int_equal(launches_of(dev, ops->mlp_in, 0, &s), 2); /* squares of what stood there */
+    s.o = 1;
+    assert_int_equal(launches_of(dev, ops->attn_out, 0, &s), 1);
+    assert_int_equal(launches_of(dev, ops->mlp_in, 0, &s), 2); /* nothing was joined */
+    s.o = 4;
+    assert_int_equal(launches_of(dev, ops->attn_out, 0, &s), 1);
+    assert_int_equal(launches_of(dev, ops->mlp_in, 0, &s), 1);
+    dev->ops->close(dev);
+}
+
 /* A step whose batch has `changed` brings those lines of the page tables and no other; beside them
  * goes one copy of rows, wants and tiles. */
 static void upload_lines(struct device *dev, const uint32_t *changed, uint32_t n_changed,
@@ -1199,6 +1254,7 @@ int main(void) {
         CASE(test_left_behind),
         CASE(test_graphs),
         CASE(test_launches),
+        CASE(test_layer_launches),
         CASE(test_page_tables),
         CASE(test_filled_up),
         CASE(test_tiles),
