@@ -139,6 +139,8 @@ enum { CUDA_DEVICE_LOADED = offsetof(struct cuda_device, model) };
 /* cuda_load.c */
 int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
               const struct device_limits *limits, struct err *e);
+int cuda_room(struct cuda_device *d, const struct model *m, const struct device_limits *limits,
+              uint64_t *out_n_pages, struct err *e);
 void cuda_unload(struct cuda_device *d); /* in part, or not loaded at all, too */
 
 /* cuda_weights.c: takes memory, twice as cuda_memory.h says; then reads. */

@@ -14,7 +14,8 @@
 
 enum {
     ALIGN_BYTES = 256,
-    VALUES = 16, /* of a tensor-core step, which no shape may cut */
+    SPARE_PART = 8, /* of what is left: for whoever else uses the GPU */
+    VALUES = 16,    /* of a tensor-core step, which no shape may cut */
 };
 
 static size_t align(size_t n_bytes) {
@@ -174,8 +175,9 @@ static int check(const struct model *m, const struct device_limits *l, struct er
     return 0;
 }
 
-static int load(struct cuda_device *d, const struct model *m, struct weights *w,
-                const struct device_limits *limits, struct err *e) {
+/* What follows from model and limits alone. */
+static int prepare(struct cuda_device *d, const struct model *m, const struct device_limits *limits,
+                   struct err *e) {
     uint32_t n_vectors;
     int r;
 
@@ -196,10 +198,17 @@ static int load(struct cuda_device *d, const struct model *m, struct weights *w,
     lay_out(d);
     d->layers = calloc(m->n_layers, sizeof(*d->layers));
     if (!d->layers) return err_set(e, -ENOMEM, "weights: a table of %u layers", m->n_layers);
-    if ((r = model_tensor_check(m, w, e)) < 0) return r;
-
     if ((r = open_attn(d, e)) < 0) return r;
     d->memory = (struct cuda_memory){.driver = d->driver, .planning = true};
+    return 0;
+}
+
+static int load(struct cuda_device *d, const struct model *m, struct weights *w,
+                const struct device_limits *limits, struct err *e) {
+    int r;
+
+    if ((r = prepare(d, m, limits, e)) < 0) return r;
+    if ((r = model_tensor_check(m, w, e)) < 0) return r;
     if ((r = take_all(d, e)) < 0) return r;
     if ((r = cuda_memory_fits(&d->memory, e)) < 0) return r;
     if ((r = take_all(d, e)) < 0) return r;
@@ -209,6 +218,29 @@ static int load(struct cuda_device *d, const struct model *m, struct weights *w,
     if ((r = clear_work(d, e)) < 0) return r;
     if ((r = write_tables(d, e)) < 0) return r;
     return cuda_weights_read(d, w, e);
+}
+
+/* Weights and work are planned, and one page beside them; no byte is taken. */
+static int left_for_pages(struct cuda_device *d, const struct model *m,
+                          const struct device_limits *limits, uint64_t *out_n_bytes,
+                          struct err *e) {
+    struct device_limits least = *limits;
+    int r;
+
+    least.n_pages = 1;
+    if ((r = prepare(d, m, &least, e)) < 0) return r;
+    if ((r = take_all(d, e)) < 0) return r;
+    return cuda_memory_left(&d->memory, out_n_bytes, e);
+}
+
+int cuda_room(struct cuda_device *d, const struct model *m, const struct device_limits *limits,
+              uint64_t *out_n_pages, struct err *e) {
+    uint64_t n_bytes;
+    int r = left_for_pages(d, m, limits, &n_bytes, e);
+
+    if (r == 0) *out_n_pages = (n_bytes - n_bytes / SPARE_PART) / (m->n_layers * d->page_bytes);
+    cuda_unload(d);
+    return r;
 }
 
 int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,

@@ -51,6 +51,19 @@ int cuda_memory_take(struct cuda_memory *m, enum cuda_memory_kind kind, const ch
     return 0;
 }
 
+int cuda_memory_left(struct cuda_memory *m, uint64_t *out_n_bytes, struct err *e) {
+    struct cuda_driver *d = m->driver;
+    uint64_t n_needed = RESERVE_BYTES;
+    size_t n_free, n_total;
+    int r = cuda_driver_check(d, d->cuda.cuMemGetInfo_v2(&n_free, &n_total), "free memory", e);
+
+    if (r < 0) return r;
+    for (enum cuda_memory_kind kind = 0; kind < CUDA_MEMORY_KINDS; kind++)
+        n_needed += m->n_bytes[kind];
+    *out_n_bytes = n_needed < n_free ? n_free - n_needed : 0;
+    return 0;
+}
+
 int cuda_memory_fits(struct cuda_memory *m, struct err *e) {
     struct cuda_driver *d = m->driver;
     uint64_t n_needed = RESERVE_BYTES;

@@ -41,6 +41,9 @@ int cuda_memory_take(struct cuda_memory *m, enum cuda_memory_kind kind, const ch
 /* Ends the planning. */
 int cuda_memory_fits(struct cuda_memory *m, struct err *e);
 
+/* Of a planning: what is free beside it, less what is left to the driver; 0 where that is more. */
+int cuda_memory_left(struct cuda_memory *m, uint64_t *out_n_bytes, struct err *e);
+
 void cuda_memory_close(struct cuda_memory *m); /* a zeroed one is fine */
 
 #endif

@@ -107,6 +107,12 @@ struct device_ops {
     int (*load)(struct device *dev, const struct model *m, struct weights *w,
                 const struct device_limits *limits, struct err *e);
 
+    /* Before `load`: KV pages for which there is room on the device beside all else that it would
+     * take with these limits, whose n_pages does not count; 0: the device computes in the memory of
+     * the host, and does not say.  0 or as `load`, of what was loaded before nothing is left. */
+    int (*room)(struct device *dev, const struct model *m, const struct device_limits *limits,
+                uint64_t *out_n_pages, struct err *e);
+
     /* 0 or -EIO, as all below.  The batch is copied. */
     int (*upload)(struct device *dev, const struct device_batch *batch, struct err *e);
     int (*embed)(struct device *dev, struct err *e);

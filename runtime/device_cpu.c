@@ -434,10 +434,18 @@ static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *ou
     *out_work = d->work_bytes;
 }
 
+static int room(struct device *dev, const struct model *m, const struct device_limits *limits,
+                uint64_t *out_n_pages, struct err *e) {
+    (void)dev, (void)m, (void)limits, (void)e;
+    *out_n_pages = 0;
+    return 0;
+}
+
 static const struct device_ops ops = {
     .name = "cpu",
     .close = device_cpu_close,
     .load = device_cpu_load,
+    .room = room,
     .upload = upload,
     .embed = embed,
     .attn_in = attn_in,

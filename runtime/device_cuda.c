@@ -376,11 +376,17 @@ static void memory(const struct device *dev, uint64_t *out_weights, uint64_t *ou
     *out_work = d->memory.n_bytes[CUDA_MEMORY_WORK];
 }
 
+static int room(struct device *dev, const struct model *m, const struct device_limits *limits,
+                uint64_t *out_n_pages, struct err *e) {
+    return cuda_room(self(dev), m, limits, out_n_pages, e);
+}
+
 static const struct device_ops ops = {
     .name = "cuda",
     .queues = true,
     .close = close_device,
     .load = load,
+    .room = room,
     .upload = upload,
     .embed = embed,
     .attn_in = attn_in,

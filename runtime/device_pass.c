@@ -17,6 +17,13 @@ static int load(struct device *dev, const struct model *m, struct weights *w,
     return inner->ops->load(inner, m, w, limits, e);
 }
 
+static int room(struct device *dev, const struct model *m, const struct device_limits *limits,
+                uint64_t *out_n_pages, struct err *e) {
+    struct device *inner = inner_of(dev);
+
+    return inner->ops->room(inner, m, limits, out_n_pages, e);
+}
+
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
     struct device *inner = inner_of(dev);
 
@@ -114,6 +121,7 @@ void device_pass_make(struct device_pass *p, struct device *inner) {
         .queues = inner->ops->queues,
         .close = close_inner,
         .load = load,
+        .room = room,
         .upload = upload,
         .embed = embed,
         .attn_in = attn_in,

@@ -21,9 +21,10 @@
 #include "runtime/weights.h"
 
 enum {
-    EVENTS = 2048,     /* of the ring; the engine waits when it is full */
-    LOGIT_ROWS = 32,   /* by default */
-    KV_TOKENS = 16384, /* by default */
+    EVENTS = 2048,           /* of the ring; the engine waits when it is full */
+    LOGIT_ROWS = 32,         /* by default */
+    KV_TOKENS = 16384,       /* by default, in the host's memory */
+    KV_TOKENS_MAX = 1 << 30, /* as in the settings */
     SELF_TEST_TOKENS = 9,
 };
 
@@ -118,6 +119,27 @@ static int read_model(struct engine *g, struct err *e) {
     return 0;
 }
 
+/* Where the device says for how much it has room, so much, and no more than can ever be in use; at
+ * least one context, of which loading says by how much it does not fit. */
+static int choose_kv(struct engine *g, const struct device_limits *limits, struct err *e) {
+    struct engine_options *o = &g->facts.options;
+    const uint64_t most = (uint64_t)o->max_requests * g->n_seq_pages;
+    uint64_t n_pages = 0;
+    int r = g->dev->ops->room(g->dev, &g->facts.model, limits, &n_pages, e);
+
+    if (r < 0) return r;
+    if (n_pages == 0) {
+        o->kv_tokens = g->context > KV_TOKENS ? g->context : KV_TOKENS;
+        return 0;
+    }
+    n_pages = n_pages > g->n_pad_pages ? n_pages - g->n_pad_pages : 0;
+    if (n_pages > most) n_pages = most;
+    if (n_pages > KV_TOKENS_MAX / DEVICE_PAGE_TOKENS) n_pages = KV_TOKENS_MAX / DEVICE_PAGE_TOKENS;
+    if (n_pages < g->n_seq_pages) n_pages = g->n_seq_pages;
+    o->kv_tokens = (uint32_t)n_pages * DEVICE_PAGE_TOKENS;
+    return 0;
+}
+
 static int load(struct engine *g, struct err *e) {
     struct engine_options *o = &g->facts.options;
     struct device_limits limits;
@@ -126,8 +148,6 @@ static int load(struct engine *g, struct err *e) {
     uint32_t n_pages;
     int r;
 
-    if (o->kv_tokens == 0) o->kv_tokens = g->context > KV_TOKENS ? g->context : KV_TOKENS;
-    n_pages = (o->kv_tokens + DEVICE_PAGE_TOKENS - 1) / DEVICE_PAGE_TOKENS;
     g->n_pad_pages =
         o->fixed_shape ? (o->group * o->window + DEVICE_PAGE_TOKENS - 1) / DEVICE_PAGE_TOKENS : 0;
     if (g->n_pad_pages > g->n_seq_pages)
@@ -138,12 +158,14 @@ static int load(struct engine *g, struct err *e) {
     limits = (struct device_limits){
         .n_rows = g->rows_max,
         .n_seqs = o->max_requests + 1,
-        .n_pages = n_pages + g->n_pad_pages,
         .n_seq_pages = g->n_seq_pages,
         .n_wants = g->rows_max,
         .n_logit_rows = g->n_logit_rows,
         .n_positions = g->context,
     };
+    if (o->kv_tokens == 0 && (r = choose_kv(g, &limits, e)) < 0) return r;
+    n_pages = (o->kv_tokens + DEVICE_PAGE_TOKENS - 1) / DEVICE_PAGE_TOKENS;
+    limits.n_pages = n_pages + g->n_pad_pages;
     r = o->random_seed ? weights_make_up(&g->facts.model, o->random_seed, &w, e)
                        : weights_open(o->model_path, o->round_weights, &w, e);
     if (r < 0) return r;

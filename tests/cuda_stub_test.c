@@ -456,6 +456,66 @@ static void test_memory(void **state) {
     dev->ops->close(dev);
 }
 
+/* Seven eighths of what weights, work and a page leave; so many pages then fit, nothing is taken
+ * before, and nothing is left of what was loaded. */
+static void test_room(void **state) {
+    struct device_limits l = small_limits;
+    uint64_t n_weights, n_kv, n_work, n_pages = 0, page_bytes, want;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &small_limits, &e), 0);
+    dev->ops->memory(dev, &n_weights, &n_kv, &n_work);
+    page_bytes = 2ull * DEVICE_PAGE_TOKENS * 2 * 64 * 2 * SMALL_LAYERS;
+    cuda->free_bytes = n_weights + n_work + RESERVE + 1000 * page_bytes;
+    assert_int_equal(dev->ops->room(dev, &small_model, &small_limits, &n_pages, &e), 0);
+    assert_int_equal(cuda->n_bytes, 0);
+    want = 999 * 7 / 8;
+    if (n_pages < want - 1 || n_pages > want + 1)
+        fail_msg("%llu pages", (unsigned long long)n_pages);
+    l.n_pages = 0; /* does not count */
+    assert_int_equal(dev->ops->room(dev, &small_model, &l, &want, &e), 0);
+    assert_int_equal(n_pages, want);
+    l.n_pages = (uint32_t)n_pages;
+    assert_int_equal(dev->ops->load(dev, &small_model, NULL, &l, &e), 0);
+    l.n_pages = 1001;
+    expect(dev->ops->load(dev, &small_model, NULL, &l, &e), -ENOMEM, "KV pages", &e);
+    cuda->free_bytes = n_weights;
+    assert_int_equal(dev->ops->room(dev, &small_model, &l, &n_pages, &e), 0);
+    assert_int_equal(n_pages, 0);
+    l.n_rows = 0;
+    expect(dev->ops->room(dev, &small_model, &l, &n_pages, &e), -ENOTSUP, "steps of 0 rows", &e);
+    dev->ops->close(dev);
+}
+
+static void test_room_fails(void **state) {
+    uint64_t n_pages;
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    for (uint32_t at = 1;; at++) {
+        bool over;
+        int r;
+
+        cuda_reset();
+        assert_int_equal(open_device(&dev, &e), 0);
+        fails_at(cuda, "*", cuda->n_calls + at, 700);
+        r = dev->ops->room(dev, &small_model, &small_limits, &n_pages, &e);
+        over = !*cuda->failed;
+        dev->ops->close(dev);
+        assert_int_equal(cuda->n_after, 0);
+        assert_int_equal(cuda->n_live, 0);
+        if (over) {
+            assert_true(at > 2);
+            break;
+        }
+        expect(r, -EIO, "CUDA: ", &e);
+    }
+}
+
 /* Memory that goes to another between the sum and the taking: which buffer it was is told. */
 static void test_memory_taken(void **state) {
     static const char *const buffers[] = {
@@ -1246,6 +1306,8 @@ int main(void) {
         CASE(test_not_compiled),
         CASE(test_names),
         CASE(test_memory),
+        CASE(test_room),
+        CASE(test_room_fails),
         CASE(test_memory_taken),
         CASE(test_every_call),
         CASE(test_every_call_of_nvrtc),

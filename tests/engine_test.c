@@ -416,6 +416,29 @@ static void test_no_memory(void **state) {
     assert_non_null(strstr(e.text, "weights"));
 }
 
+/* kv_tokens 0: as a device of its own memory says, between one context and all that can be in use;
+ * of another 16384, or a context. */
+static void test_room(void **state) {
+    static const struct {
+        uint64_t n_room;
+        uint32_t n_pages;
+    } cases[] = {{0, 256}, {1, 8}, {9, 9}, {23, 23}, {24, 24}, {25, 24}, {UINT64_MAX, 24}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct engine_options o = harness_options();
+        struct harness h;
+
+        o.max_requests = 3; /* of 512 positions, 8 pages each */
+        o.kv_tokens = 0;
+        toy_room_pages = cases[i].n_room;
+        harness_open(&h, &o, toy_open());
+        toy_room_pages = 0;
+        assert_int_equal(engine_facts_get(h.engine)->options.kv_tokens, 64 * cases[i].n_pages);
+        harness_close(&h);
+    }
+}
+
 static void test_refusals(void **state) {
     struct engine_options o = harness_options();
     uint32_t prompt[600] = {0};
@@ -1702,6 +1725,7 @@ int main(void) {
         cmocka_unit_test(test_cancel_and_deadline),
         cmocka_unit_test(test_numeric_fails_one),
         cmocka_unit_test(test_lost_device),
+        cmocka_unit_test(test_room),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_event_ring_full),

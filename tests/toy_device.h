@@ -285,10 +285,20 @@ static void toy_memory(const struct device *dev, uint64_t *w, uint64_t *kv, uint
     *w = *kv = *work = 0;
 }
 
+static uint64_t toy_room_pages; /* 0: it does not say */
+
+static int toy_room(struct device *dev, const struct model *m, const struct device_limits *limits,
+                    uint64_t *out_n_pages, struct err *e) {
+    (void)dev, (void)m, (void)limits, (void)e;
+    *out_n_pages = toy_room_pages;
+    return 0;
+}
+
 static const struct device_ops toy_ops = {
     .name = "toy",
     .close = toy_close,
     .load = toy_load,
+    .room = toy_room,
     .upload = toy_upload,
     .embed = toy_nothing,
     .attn_in = toy_attn_in,
