@@ -56,8 +56,9 @@ static size_t bytes_of(const struct rows *t, uint32_t n_rows) {
 static void launch(const struct rows *t, int kernel, bool adds, uint32_t n_rows, uint32_t run) {
     CUdeviceptr out = t->d_out, x = t->d_x, y = adds ? t->d_y : 0, w = t->d_w, wants = 0;
     uint32_t n = t->n, rows = n_rows, run_length = run;
+    uint32_t early = n_rows > 1; /* of the one by hand */
     float epsilon = eps;
-    void *plain[] = {&out, &x, &y, &w, &wants, &n, &epsilon, &run_length};
+    void *plain[] = {&out, &x, &y, &w, &wants, &n, &epsilon, &run_length, &early};
     void *many[] = {&out, &x, &y, &w, &n, &rows, &epsilon, &run_length};
     const struct cuda_launch l = {
         .entry = entries[kernel],

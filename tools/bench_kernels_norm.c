@@ -38,9 +38,9 @@ static void launch(struct norm *n, const struct form *f, uint32_t copy) {
     CUdeviceptr out = n->d_out + at, x = n->d_x + at, y = f->adds ? n->d_y + at : 0, wants = 0;
     uint32_t hidden = n->k->model.hidden, run = f->run;
     float eps = n->k->model.rms_eps;
-    uint32_t rows = f->n_rows;
+    uint32_t rows = f->n_rows, early = 0; /* of the one by hand: a step of some rows has 1 */
     const bool many = f->kernel == MANY;
-    void *plain[] = {&out, &x, &y, &n->d_w, &wants, &hidden, &eps, &run};
+    void *plain[] = {&out, &x, &y, &n->d_w, &wants, &hidden, &eps, &run, &early};
     void *ring[] = {&out, &x, &y, &n->d_w, &hidden, &rows, &eps, &run};
     const struct cuda_launch l = {
         .entry = n->entries[f->kernel],
