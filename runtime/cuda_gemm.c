@@ -182,6 +182,11 @@ static bool many_can_split(enum cuda_gemm_kernel kernel, uint32_t n_splits) {
                                         : n_splits == 1;
 }
 
+/* Whether no segment ends inside a block of K. */
+static bool is_aligned(uint32_t n_k, uint32_t segments) {
+    return segments == 1 || n_k % (SM90_GEMM_BLOCK * segments) == 0;
+}
+
 /* Segments that end inside blocks of K: of the fewest rows FOUR* leave no sums of squares. */
 static bool few_can_steps(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                           uint32_t segments) {
@@ -194,7 +199,7 @@ static bool few_can_steps(enum cuda_gemm_kernel kernel, const struct cuda_gemm_w
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                    uint32_t segments) {
     const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
-    const bool aligned = segments == 1 || w->n_k % (SM90_GEMM_BLOCK * segments) == 0;
+    const bool aligned = is_aligned(w->n_k, segments);
 
     if (kernel == CUDA_GEMM_ANY) return true;
     if (is_four(kernel)) return !w->turns && (segments == 2 || segments == FOUR_SEGMENTS);
@@ -507,8 +512,10 @@ static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t 
 static void plan_rings(struct sm90_gemm *p, uint32_t width, uint32_t more) {
     const uint32_t budget = (width > 64 ? RING_BYTES_ALONE : RING_BYTES) - more;
     const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
-    /* Two where a block takes less time than what stands between two batches of steps. */
-    const bool two = p->n_blocks % (2 * p->segments) == 0 && p->tile <= 64 && width <= 32;
+    /* Two where a block takes less time than what stands between two batches of steps, and no
+     * segment ends inside one. */
+    const bool two = p->n_blocks % (2 * p->segments) == 0 && is_aligned(p->n_k, p->segments) &&
+                     p->tile <= 64 && width <= 32;
 
     /* As many of rows as of weights, and of weights what is left: they come before the rows. */
     p->stage_blocks = two ? 2 : 1;
