@@ -17,7 +17,8 @@
  *   weights_full   copier of weights, the bytes  all who compute
  *   weights_empty  a lane of each warp           copier of weights
  *   rows_full      copier of rows, the bytes     all who scale
- *   rows_ready     a lane of who scaled it       all who compute
+ *   rows_ready     a lane of each warp that scales: one scaled it, all saw it come
+ *                                                all who compute
  *   rows_empty     a lane of each warp           copier of rows
  *   norm_full      thread 0, the bytes of w      all who scale
  *   named 1        those who compute: places of the rows
@@ -131,9 +132,14 @@ DEVICE void normed_scale_rows(const struct sm90_gemm &g, const struct few_work &
         for (u32 b = 0; b < w.n_blocks; b += g.stage_blocks, turn++, ring.next()) {
             const u32 stage = ring.base + ring.stage * ring.stage_bytes + lane * 16;
 
-            /* Others' stages, too: a warp a round ahead would take the phase before for its own. */
+            /* Others' stages, too: a warp a round ahead would take the phase before for its own, and
+             * one a round behind would wait for a phase that is over: hence all tell that they saw
+             * it. */
             sm90_barrier_wait(ring.full + 8 * ring.stage, ring.parity);
-            if (turn % NORMED_WARPS != warp) continue;
+            if (turn % NORMED_WARPS != warp) {
+                sm90_barrier_arrive_if(ready + 8 * ring.stage, lane == 0);
+                continue;
+            }
             for (u32 i = 0; i < g.stage_blocks; i++) {
                 const uint4 *at_norm = norm + (b + i) * (SM90_GEMM_BLOCK / 8);
                 struct normed_weights s[2]; /* of rows below and from four on, of every eight */
@@ -307,7 +313,7 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
         for (u32 i = 0; i < rows.n_stages; i++) {
             sm90_barrier_init(rows.full + 8 * i, 1);
             sm90_barrier_init(rows.empty + 8 * i, n_compute / 32);
-            sm90_barrier_init(ready + 8 * i, 1);
+            sm90_barrier_init(ready + 8 * i, NORMED_WARPS);
         }
         sm90_barrier_init(norm_full, 1);
         sm90_barrier_init_done();
