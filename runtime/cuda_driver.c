@@ -70,7 +70,7 @@ static int ask(struct cuda_driver *d, CUdevice_attribute what, int *out, struct 
 
 /* The GPU, if it is one that we have the arithmetic of. */
 static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
-    int count = 0, major = 0, minor = 0, units = 0, r;
+    int count = 0, major = 0, minor = 0, units = 0, shared = 0, r;
 
     r = cuda_driver_check(d, d->cuda.cuInit(0), "start the driver", e);
     if (r < 0) return r;
@@ -91,13 +91,14 @@ static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
     r = ask(d, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major, e);
     if (r == 0) r = ask(d, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor, e);
     if (r == 0) r = ask(d, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &units, e);
+    if (r == 0) r = ask(d, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, &shared, e);
     if (r < 0) return r;
     if (major != 9 || minor != 0)
         return err_set(e, -ENODEV,
                        "CUDA: GPU %d is %s, compute capability %d.%d: the contract's arithmetic is "
                        "that of 9.0",
                        ordinal, d->name, major, minor);
-    d->n_units = (uint32_t)units;
+    d->n_units = shared ? 0 : (uint32_t)units;
     return 0;
 }
 

@@ -1205,6 +1205,105 @@ static void test_driver(void **state) {
     cuda_driver_close(NULL);
 }
 
+/* A launch of attention: where blocks wait for each other all have a place at once, two of few* to a
+ * multiprocessor and one of the others; all keys are some block's; and what splits leave is within
+ * the memory that is theirs. */
+static void judge_attention(const struct cuda_attn_shape *shape, uint32_t split_keys,
+                            uint32_t end_max, uint64_t work_end, uint32_t n_units) {
+    const struct sm90_attn *a = &cuda->attended.a;
+    const uint32_t *grid = cuda->attended.grid;
+    const char *name = cuda->attended.name;
+    const bool few = strstr(name, "few"), pair = strstr(name, "pair");
+    const bool spread = pair || strstr(name, "spread"), runs = !few && !spread;
+    const uint64_t n_blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+    const uint64_t n_rows = strstr(name, "many") ? 128 : runs ? 64 : SM90_ATTN_FEW_HEADS;
+    const uint64_t slot = n_rows * (2 + shape->head_dim) * sizeof(float);
+    const uint64_t packets = SM90_ATTN_FEW_HEADS * shape->head_dim / 2 * SM90_ATTN_PACKET;
+    const uint64_t n_slots = (uint64_t)grid[0] * grid[1] * a->n_splits;
+    const bool waits = spread || (a->together && grid[2] > 1);
+    uint64_t n_keys = runs ? a->split_keys : a->block_keys, left = 0;
+
+    if (spread) n_keys = SM90_ATTN_SPREAD_KEYS;
+    if (runs && a->n_splits == 1) n_keys = end_max;
+    if (waits && n_blocks > (uint64_t)n_units * (few ? 2 : 1))
+        fail_msg("%s: %u x %u x %u blocks wait for each other, of %u places", name, grid[0],
+                 grid[1], grid[2], n_units);
+    if (!spread && a->early && n_blocks > n_units)
+        fail_msg("%s: the next may start, and %u blocks are two to a place", name,
+                 (uint32_t)n_blocks);
+    if (n_keys * grid[2] < end_max)
+        fail_msg("%s: %u keys, of which %u times %llu are dealt with", name, end_max, grid[2],
+                 (unsigned long long)n_keys);
+    if (n_keys % split_keys && n_keys < end_max) fail_msg("%s: a split in two blocks", name);
+    if (spread) left = n_blocks * (pair ? 256 : 128) * SM90_ATTN_PACKET;
+    if (few && a->together) left = n_slots * packets;
+    if (left > a->parts - a->packets) fail_msg("%s: packets end in parts", name);
+    if (spread || (few && a->together) || a->n_splits == 1) return;
+    if (few && a->block_keys != split_keys) fail_msg("%s: blocks of more than a split", name);
+    if (a->parts + n_slots * slot > work_end) fail_msg("%s: parts past the end", name);
+    if ((uint64_t)grid[0] * grid[1] * sizeof(uint32_t) > a->packets - a->counters)
+        fail_msg("%s: counters end in packets", name);
+}
+
+static void attend(struct cuda_driver *d, const struct cuda_attn_shape *shape,
+                   uint32_t split_keys) {
+    static const uint32_t ends[] = {1,    2,    64,   128,  129,   511,   512,   513,
+                                    1024, 1300, 2048, 4096, 10000, 40000, 131072};
+    struct cuda_attn_args args = {.d_pages = 1 << 20,
+                                  .d_work = 1ull << 40,
+                                  .q_stride = 3 * shape->n_heads * shape->head_dim,
+                                  .split_keys = split_keys,
+                                  .overlap = true};
+    struct cuda_attn *attn;
+    uint64_t work_end;
+    struct err e;
+
+    assert_int_equal(cuda_attn_open(d, shape, &attn, &e), 0);
+    work_end = args.d_work + cuda_attn_work_bytes(attn);
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        for (uint32_t n = 1; n <= 4096; n += n < 40 ? 1 : n / 3)
+            for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
+                /* All as long as the longest, then but one. */
+                const uint64_t n_keys =
+                    (uint64_t)ends[i] + (uint64_t)(n - 1) * (n % 2 ? ends[i] : 1);
+                struct cuda_attn_plan plan = {.n_tiles = {0}};
+
+                plan.n_tiles[kind] = n;
+                plan.end_max = kind == CUDA_ATTN_FEW ? ends[i] : 0;
+                plan.n_keys = kind == CUDA_ATTN_FEW ? n_keys : 0;
+                plan.run_end_max[kind] = ends[i];
+                plan.run_n_keys[kind] = n_keys;
+                assert_int_equal(cuda_attn_run(attn, &plan, &args, &e), 0);
+                judge_attention(shape, split_keys, ends[i], work_end, d->n_units);
+            }
+    cuda_attn_close(attn);
+}
+
+/* Whatever the rows: alone on the GPU, and beside others' kernels, where nobody may wait. */
+static void test_attention_places(void **state) {
+    static const uint32_t kv_heads[] = {1, 2, 3, 8, 16}, shared[] = {1, 2, 3, 4, 7, 8, 12, 64};
+    static const uint32_t splits[] = {128, 512, 4096};
+    const struct cuda_driver_options options = {.nvrtc_folder = stub_folder};
+    struct cuda_driver *d = NULL;
+    struct err e;
+
+    (void)state;
+    for (cuda->mps = 0; cuda->mps < 2; cuda->mps++) {
+        assert_int_equal(cuda_driver_open(&options, &d, &e), 0);
+        assert_int_equal(d->n_units, cuda->mps ? 0 : 132);
+        for (uint32_t i = 0; i < 5 * 8 * 3 * 2; i++) {
+            const struct cuda_attn_shape shape = {.n_heads = kv_heads[i / 48] * shared[i / 6 % 8],
+                                                  .n_kv_heads = kv_heads[i / 48],
+                                                  .head_dim = i % 2 ? 128 : 64,
+                                                  .n_seq_pages = 2048};
+
+            attend(d, &shape, splits[i / 2 % 3]);
+        }
+        cuda_driver_close(d);
+    }
+    cuda->mps = 0;
+}
+
 static struct device *other_dev;
 static int other_r;
 static struct err other_e;
@@ -1324,6 +1423,7 @@ int main(void) {
         CASE(test_wanted_rows),
         CASE(test_many_groups),
         CASE(test_driver),
+        CASE(test_attention_places),
         CASE(test_threads),
         CASE(test_load_again),
         CASE(test_hang),

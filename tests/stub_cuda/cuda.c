@@ -244,6 +244,8 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
         *out = stub_cuda.major;
     else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         *out = stub_cuda.minor;
+    else if (attribute == CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
+        *out = stub_cuda.mps;
     else
         *out = 132;
     return CUDA_SUCCESS;
@@ -580,6 +582,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **p
             c->gridDimX % c->attrs[i].value.clusterDim.x)
             return wrong("a grid that is not of whole clusters");
     if (!strcmp(t->name, "sm90_embed_bf16")) stub_cuda.n_embedded = c->gridDimX;
+    if (!strncmp(t->name, "sm90_attn_", 10)) {
+        memcpy(stub_cuda.attended.name, t->name, sizeof(t->name));
+        stub_cuda.attended.grid[0] = c->gridDimX;
+        stub_cuda.attended.grid[1] = c->gridDimY;
+        stub_cuda.attended.grid[2] = c->gridDimZ;
+        memcpy(&stub_cuda.attended.a, params[0], sizeof(stub_cuda.attended.a));
+    }
     if (recorded)
         recorded->n_launches++;
     else

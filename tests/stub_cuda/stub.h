@@ -12,6 +12,8 @@
 
 #include <stdint.h>
 
+#include "ptx/sm90_attn.h"
+
 enum { STUB_NAME_BYTES = 64, STUB_TEXT_BYTES = 160, STUB_COPIES = 8 };
 
 struct stub_rule {
@@ -25,6 +27,7 @@ struct stub {
     int n_devices, major, minor, version;
     uint64_t free_bytes;
     struct stub_rule fail, hang;
+    int mps; /* kernels of other processes run beside ours */
 
     /* What it saw. */
     uint32_t n_calls;
@@ -42,6 +45,11 @@ struct stub {
         uint64_t to, n_bytes;
     } copies[STUB_COPIES];
     uint64_t cleared, cleared_bytes; /* by bytes, of late */
+    struct {
+        char name[STUB_NAME_BYTES];
+        uint32_t grid[3];
+        struct sm90_attn a;
+    } attended; /* attention's launch of late */
 };
 
 /* As they are after being loaded, but for what was not given back. */
