@@ -259,7 +259,7 @@ static bool to_spread(const struct cuda_attn *a, const struct cuda_attn_plan *pl
         const uint32_t n_ranks = s->head_dim / s->columns;
 
         if (s->head_dim != a->shape.head_dim) continue;
-        if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > a->driver->n_units) continue;
+        if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > a->driver->n_own) continue;
         l->entry = a->spreads[i];
         l->name = s->name;
         l->grid[0] *= n_ranks;
@@ -278,8 +278,8 @@ static void to_few(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
                    uint32_t split_keys, struct cuda_launch *l, struct sm90_attn *p) {
     const uint32_t n_rows = l->grid[0] * l->grid[1]; /* times KV heads and chunks */
     const uint32_t n_splits = ceil_div(plan->end_max, split_keys);
-    const uint32_t n_units = a->driver->n_units;
-    const uint32_t n_blocks_max = 2 * n_rows > n_units ? 1 : UNIT_BLOCKS * n_units / n_rows;
+    const uint32_t n_own = a->driver->n_own;
+    const uint32_t n_blocks_max = 2 * n_rows > n_own ? 1 : UNIT_BLOCKS * n_own / n_rows;
 
     p->together = n_splits > 1 && n_blocks_max > 1 &&
                   packets_fit((uint64_t)n_rows * n_splits, a->shape.head_dim);
@@ -344,7 +344,7 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
             p.n_splits = launch.grid[2] =
                 count_splits(a, plan, kind, launch.grid[0], args->split_keys);
             /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
-            p.together = launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_units;
+            p.together = launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_own;
         }
         r = cuda_driver_launch(a->driver, &launch, e);
         p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);

@@ -98,7 +98,8 @@ static int choose(struct cuda_driver *d, int ordinal, struct err *e) {
                        "CUDA: GPU %d is %s, compute capability %d.%d: the contract's arithmetic is "
                        "that of 9.0",
                        ordinal, d->name, major, minor);
-    d->n_units = shared ? 0 : (uint32_t)units;
+    d->n_units = (uint32_t)units;
+    d->n_own = shared ? 0 : d->n_units;
     return 0;
 }
 

@@ -35,10 +35,11 @@ struct cuda_driver {
     CUstream stream;
     CUlibrary *libraries; /* [kernels_count()], those loaded so far */
     char name[CUDA_DRIVER_NAME_BYTES];
-    int version; /* of the driver: 1000 major + 10 minor */
-    /* Multiprocessors that blocks which wait for each other may count on; 0 where kernels of other
+    int version;      /* of the driver: 1000 major + 10 minor */
+    uint32_t n_units; /* multiprocessors */
+    /* Of them those that blocks which wait for each other may count on; 0 where kernels of other
      * processes run beside ours (MPS): two such kernels would wait for each other's places. */
-    uint32_t n_units;
+    uint32_t n_own;
     uint32_t n_found;   /* kernels that the cache had */
     uint32_t n_unkept;  /* compiled, and the cache did not take them */
     uint32_t n_kernels; /* kernels loaded */

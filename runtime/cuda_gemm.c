@@ -700,7 +700,7 @@ int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct er
 
     if (a->norm) return cuda_gemm_run_by(g, choose_normed(a->n_rows), a, e);
     /* With fewer multiprocessors, blocks that wait for each other might not all find a place. */
-    if (g->driver->n_units < UNITS) args.n_splits = 1;
+    if (g->driver->n_own < UNITS) args.n_splits = 1;
     return cuda_gemm_run_by(g, choose(a->w, a->n_rows, a->segments, args.n_splits), &args, e);
 }
 

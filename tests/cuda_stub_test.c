@@ -1209,7 +1209,7 @@ static void test_driver(void **state) {
  * multiprocessor and one of the others; all keys are some block's; and what splits leave is within
  * the memory that is theirs. */
 static void judge_attention(const struct cuda_attn_shape *shape, uint32_t split_keys,
-                            uint32_t end_max, uint64_t work_end, uint32_t n_units) {
+                            uint32_t end_max, uint64_t work_end, const struct cuda_driver *d) {
     const struct sm90_attn *a = &cuda->attended.a;
     const uint32_t *grid = cuda->attended.grid;
     const char *name = cuda->attended.name;
@@ -1225,10 +1225,10 @@ static void judge_attention(const struct cuda_attn_shape *shape, uint32_t split_
 
     if (spread) n_keys = SM90_ATTN_SPREAD_KEYS;
     if (runs && a->n_splits == 1) n_keys = end_max;
-    if (waits && n_blocks > (uint64_t)n_units * (few ? 2 : 1))
+    if (waits && n_blocks > (uint64_t)d->n_own * (few ? 2 : 1))
         fail_msg("%s: %u x %u x %u blocks wait for each other, of %u places", name, grid[0],
-                 grid[1], grid[2], n_units);
-    if (!spread && a->early && n_blocks > n_units)
+                 grid[1], grid[2], d->n_own);
+    if (!spread && a->early && n_blocks > d->n_units)
         fail_msg("%s: the next may start, and %u blocks are two to a place", name,
                  (uint32_t)n_blocks);
     if (n_keys * grid[2] < end_max)
@@ -1274,7 +1274,7 @@ static void attend(struct cuda_driver *d, const struct cuda_attn_shape *shape,
                 plan.run_end_max[kind] = ends[i];
                 plan.run_n_keys[kind] = n_keys;
                 assert_int_equal(cuda_attn_run(attn, &plan, &args, &e), 0);
-                judge_attention(shape, split_keys, ends[i], work_end, d->n_units);
+                judge_attention(shape, split_keys, ends[i], work_end, d);
             }
     cuda_attn_close(attn);
 }
@@ -1290,7 +1290,7 @@ static void test_attention_places(void **state) {
     (void)state;
     for (cuda->mps = 0; cuda->mps < 2; cuda->mps++) {
         assert_int_equal(cuda_driver_open(&options, &d, &e), 0);
-        assert_int_equal(d->n_units, cuda->mps ? 0 : 132);
+        assert_int_equal(d->n_own, cuda->mps ? 0 : d->n_units);
         for (uint32_t i = 0; i < 5 * 8 * 3 * 2; i++) {
             const struct cuda_attn_shape shape = {.n_heads = kv_heads[i / 48] * shared[i / 6 % 8],
                                                   .n_kv_heads = kv_heads[i / 48],
