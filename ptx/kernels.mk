@@ -43,11 +43,13 @@ $(BUILD)/ptx/%.o: $(BUILD)/ptx/%.image
 # Of the sources that are: one that went leaves no rule behind.
 -include $(kernel_sources:ptx/%=$(BUILD)/ptx/%.dep)
 
-# What tests take for a driver and for NVRTC (tests/stub_cuda/stub.h); and memory that fails.
+# What tests take for a driver and for NVRTC (tests/stub_cuda/stub.h); memory that fails, and
+# launches that are looked at.
 ifneq ($(findstring LLM42_CUDA,$(ALL_CFLAGS)),)
 stubs := $(addprefix $(BUILD)/tests/stub_cuda/,libcuda.so.1 libnvrtc.so.13 libnccl.so.2)
 $(BUILD)/tests/cuda_stub_test: | $(stubs)
 $(BUILD)/tests/cuda_stub_test: LIBS += -Wl,--wrap=malloc,--wrap=calloc
+$(BUILD)/tests/cuda_gemm_test: LIBS += -Wl,--wrap=cuda_driver_entry,--wrap=cuda_driver_launch
 $(BUILD)/tests/stub_cuda/libcuda.so.1: tests/stub_cuda/cuda.c
 $(BUILD)/tests/stub_cuda/libnvrtc.so.13: tests/stub_cuda/nvrtc.c
 $(BUILD)/tests/stub_cuda/libnccl.so.2: tests/stub_cuda/nccl.c

@@ -1,0 +1,339 @@
+/* What the launches of matrix products promise their kernels, without a GPU: of every shape, cut,
+ * form and number of rows the launch that is chosen, and all others that can do it, keep to what
+ * the heads of the kernels ask for.  The linker sends us the launches.  Skipped (77) in a build
+ * without CUDA. */
+#include "tests/unit.h"
+
+#ifndef LLM42_CUDA
+
+int main(void) {
+    return 77;
+}
+
+#else
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/cuda_driver.h"
+#include "runtime/cuda_gemm.h"
+#include "runtime/err.h"
+#include "runtime/num.h"
+
+enum {
+    UNITS = 132,
+    ALIGN_BYTES = 1024,
+    SHARED_MAX = (227 << 10) - 2048, /* of a block, but for what is not dynamic */
+    ROW_BYTES = 2 * SM90_GEMM_BLOCK,
+    STEP = 16,
+    BOX_ROWS_MAX = 256,
+    LANES = 32,
+    N_SHAPES = 6000,
+};
+
+enum family { ANY, FEW, NORMED, MANY, SPLIT, FOUR, WIDE, FAMILIES };
+
+static const char *const family_names[FAMILIES] = {"any",   "few",  "normed", "many",
+                                                   "split", "four", "wide"};
+
+/* What is being launched, and by what. */
+static struct {
+    const struct cuda_gemm_args *args;
+    uint32_t shared_bytes[CUDA_GEMM_END + 1]; /* that entries were opened with */
+    uint32_t n_entries;
+    uint32_t box_rows;
+    uint64_t n_launches[FAMILIES];
+} now;
+
+/* ---- the driver ---- */
+
+int __wrap_cuda_driver_entry(struct cuda_driver *d, const char *kernel, const char *entry,
+                             uint32_t shared_bytes, CUfunction *out_entry, struct err *e);
+int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l, struct err *e);
+
+/* Entries come in the order of enum cuda_gemm_kernel, behind that of packing; none is NULL. */
+int __wrap_cuda_driver_entry(struct cuda_driver *d, const char *kernel, const char *entry,
+                             uint32_t shared_bytes, CUfunction *out_entry, struct err *e) {
+    (void)d, (void)kernel, (void)entry, (void)e;
+    now.shared_bytes[now.n_entries++] = shared_bytes;
+    *out_entry = (CUfunction)(uintptr_t)now.n_entries;
+    return 0;
+}
+
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *at,
+                       const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                       const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                       CUtensorMapFloatOOBfill fill) {
+    (void)map, (void)type, (void)rank, (void)at, (void)steps, (void)interleave, (void)swizzle;
+    (void)promotion, (void)fill;
+    now.box_rows = box[1];
+    return sizes[0] == now.args->w->n_k && sizes[1] == now.args->n_rows && strides[0] % 16 == 0 &&
+                   box[0] == SM90_GEMM_BLOCK && box[1] > 0 && box[1] <= BOX_ROWS_MAX
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+static uint32_t ceil_div(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
+/* ---- what kernels ask for ---- */
+
+#define CHECK(what)                                                                              \
+    do {                                                                                         \
+        if (!(what))                                                                             \
+            fail_msg("W %u x %u (tile %u, cut %d, turns %d, heads %u) in %u, form %u, %u rows: " \
+                     "%s",                                                                       \
+                     p->n, p->n_k, p->tile, now.args->w->cut, now.args->w->turns,                \
+                     now.args->w->head_dim, p->segments, p->form, p->n_rows, #what);             \
+    } while (0)
+
+/* Values of K to a segment, SPEC 2.4. */
+static uint32_t segment_values(const struct sm90_gemm *p) {
+    return ceil_div(p->n_k, STEP * p->segments) * STEP;
+}
+
+/* Rows of W from `first` on are in the image, and no more pieces than a warp has lanes. */
+static void check_pieces(const struct sm90_gemm *p, uint32_t first, uint32_t n_rows) {
+    const uint64_t n_lines = now.args->w->n_bytes / ROW_BYTES / p->n_blocks;
+
+    CHECK(first % SM90_GEMM_ATOM_ROWS == 0);
+    CHECK(first + n_rows <= n_lines);
+    CHECK((first + n_rows - 1) / p->tile - first / p->tile < LANES);
+}
+
+static void check_rings(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width,
+                        uint32_t n_compute, uint32_t behind) {
+    const uint32_t weights = p->stage_blocks * p->tile * ROW_BYTES;
+    const uint32_t rings =
+        p->n_weight_stages * weights + p->n_row_stages * p->stage_blocks * width * ROW_BYTES;
+    const uint32_t room = l->shared_bytes - ALIGN_BYTES;
+
+    CHECK(p->n_weight_stages >= 2 && p->n_weight_stages <= SM90_GEMM_STAGES_MAX);
+    CHECK(p->n_row_stages >= 2 && p->n_row_stages <= SM90_GEMM_STAGES_MAX);
+    CHECK(rings + behind <= room);
+    /* The last block of the ring is read to a whole warpgroup's rows. */
+    CHECK(p->n_weight_stages * weights - p->tile * ROW_BYTES + n_compute / 128 * 64 * ROW_BYTES <=
+          room);
+    if (p->n_ranks > 1) CHECK(width * (p->tile + 4) * sizeof(float) <= room);
+}
+
+/* Of a rank: blocks of K, which come in whole stages, and segments as SPEC cuts them. */
+static void check_blocks(const struct sm90_gemm *p, uint32_t width) {
+    const uint32_t n_segments = p->segments / p->n_ranks;
+
+    CHECK(n_segments * p->n_ranks == p->segments && n_segments <= (width > 32 ? 2u : 4u));
+    if (p->segments > 1 && p->n_k % (p->segments * SM90_GEMM_BLOCK)) {
+        CHECK(width <= 16 && p->stage_blocks == 1);
+        CHECK(segment_values(p) * p->segments == p->n_k);
+    } else {
+        CHECK(p->n_blocks % (p->segments * p->stage_blocks) == 0);
+        CHECK(p->segments == 1 || p->n_blocks / p->segments * SM90_GEMM_BLOCK == segment_values(p));
+    }
+}
+
+static void check_few(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width,
+                      bool normed) {
+    const uint32_t n_compute = l->block[0] - 64 - (normed ? 128 : 0);
+    const uint32_t n_tiles = p->n_tiles * p->n_row_tiles;
+
+    CHECK(n_compute == (p->tile > 64 ? 256u : 128u));
+    CHECK(p->height == now.box_rows && p->height <= width);
+    CHECK(p->height * p->n_row_tiles >= p->n_rows && p->height * (p->n_row_tiles - 1) < p->n_rows);
+    CHECK((uint64_t)p->n_tiles * p->tile * p->n_blocks * ROW_BYTES <= now.args->w->n_bytes);
+    if (p->n_ranks > 1) CHECK(p->tile <= 64 && l->grid[0] / p->n_ranks >= n_tiles);
+    if (p->form == SM90_GEMM_SILU || normed) CHECK(p->tile % 16 == 0);
+    if (p->squares) CHECK(p->n_ranks > 1 && p->form == SM90_GEMM_ADD);
+    if (normed) CHECK(p->segments == 1 && p->n_row_tiles == 1);
+    check_blocks(p, width);
+    check_rings(p, l, width, n_compute, normed ? p->n_blocks * ROW_BYTES : 0);
+}
+
+static void check_many(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width,
+                       bool split) {
+    const uint32_t rows = p->share_x ? p->height : 2 * p->height;
+    const uint32_t columns = p->share_x ? 2 * width : width;
+    const uint32_t n_down = ceil_div(p->n_rows, rows), n_across = ceil_div(p->n, columns);
+    const uint32_t n_segments = p->segments / p->n_splits, at_most = width == 128 ? 4 : 1;
+
+    CHECK(l->cluster == 2 && p->height <= SM90_GEMM_MANY_TOKENS);
+    CHECK(now.box_rows * (p->share_x ? 2 : 1) == p->height && now.box_rows % 8 == 0);
+    CHECK(p->n_splits == 1 || (split && (p->n_splits == 2 || p->n_splits == 4)));
+    /* Pairs that wait for each other are all there. */
+    if (split) CHECK(p->n_splits > 1 && l->grid[0] == 2 * n_down * n_across * p->n_splits);
+    CHECK(n_segments * p->n_splits == p->segments && n_segments <= at_most && n_segments != 3);
+    CHECK(p->n_blocks % p->segments == 0);
+    CHECK(p->segments == 1 || p->n_blocks / p->segments * SM90_GEMM_BLOCK == segment_values(p));
+    if (p->form == SM90_GEMM_SILU) CHECK(width % 32 == 0 && at_most == 1);
+    for (uint32_t i = 0; i < n_across; i++) check_pieces(p, i * columns, width);
+}
+
+static void check_four(const struct sm90_gemm *p, uint32_t width) {
+    CHECK(p->height == now.box_rows && p->height <= SM90_GEMM_FOUR_TOKENS && p->height % 8 == 0);
+    CHECK((p->segments == 2 || p->segments == 4) && p->form != SM90_GEMM_SILU);
+    for (uint32_t n = 0; n < p->n; n += width) check_pieces(p, n, width);
+}
+
+static void check_wide(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width) {
+    const uint32_t n_across = ceil_div(p->n, SM90_GEMM_WIDE_ROWS);
+
+    CHECK(p->height == now.box_rows && p->height <= width && p->segments == 1);
+    CHECK(p->height * p->n_row_tiles >= p->n_rows && p->height * (p->n_row_tiles - 1) < p->n_rows);
+    CHECK(l->grid[0] <= n_across * p->n_row_tiles); /* each has a first tile */
+    for (uint32_t i = 0; i < n_across; i++)
+        check_pieces(p, i * SM90_GEMM_WIDE_ROWS, SM90_GEMM_WIDE_ROWS);
+}
+
+static void check_any(const struct sm90_gemm *p, const struct cuda_launch *l) {
+    const uint32_t n_shares = p->segments < 4 ? p->segments : 4;
+
+    CHECK(l->grid[0] * (4 / n_shares) * 16 >= p->n);
+    CHECK(l->grid[1] * SM90_GEMM_ANY_TOKENS >= p->n_rows && l->grid[1] <= 65535);
+}
+
+static enum family family_of(const char *name, uint32_t *out_width) {
+    static const struct {
+        const char *prefix;
+        enum family family;
+    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY}, {"split", SPLIT},
+                    {"four", FOUR}, {"wide", WIDE},     {"any", ANY}};
+
+    name += strlen("sm90_gemm_bf16_");
+    for (size_t i = 0; i < FAMILIES; i++) {
+        const size_t n = strlen(prefixes[i].prefix);
+
+        if (strncmp(name, prefixes[i].prefix, n) != 0) continue;
+        *out_width = (uint32_t)strtoul(name + n, NULL, 10);
+        return prefixes[i].family;
+    }
+    fail_msg("no family of %s", name);
+    return ANY;
+}
+
+int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l, struct err *e) {
+    uint32_t width = 0;
+    const enum family family = family_of(l->name, &width);
+    const struct sm90_gemm *p = l->params[family == ANY ? 0 : 1];
+
+    (void)d, (void)e;
+    now.n_launches[family]++;
+    CHECK(l->shared_bytes <= now.shared_bytes[(uintptr_t)l->entry - 1]);
+    CHECK(l->shared_bytes <= SHARED_MAX);
+    CHECK(l->grid[0] > 0 && l->grid[0] % (l->cluster ? l->cluster : 1) == 0);
+    if (family == ANY) check_any(p, l);
+    if (family == FEW || family == NORMED) check_few(p, l, width, family == NORMED);
+    if (family == MANY || family == SPLIT) check_many(p, l, width, family == SPLIT);
+    if (family == FOUR) check_four(p, width);
+    if (family == WIDE) check_wide(p, l, width);
+    return 0;
+}
+
+/* ---- shapes ---- */
+
+static uint32_t any_of(uint32_t shape, uint32_t which, uint32_t n) {
+    return num_random(17, shape, which) % n;
+}
+
+static uint32_t round_up(uint32_t n, uint32_t to) {
+    return ceil_div(n, to) * to;
+}
+
+static void shape_of(uint32_t i, struct cuda_gemm_weight *out_w) {
+    static const uint32_t ks[] = {224, 480, 576, 736, 1040, 1536, 3072, 4096, 8192, 14336, 16384};
+    const uint32_t head_dim = any_of(i, 0, 4) ? 0 : 16 * (1 + any_of(i, 1, 16));
+    const bool turns = !head_dim && any_of(i, 2, 4) == 0;
+    const uint32_t made_for = 1u << any_of(i, 3, 5);
+    const uint32_t n_most[] = {64, 512, 4000};
+    uint32_t n = 8 * (1 + any_of(i, 4, n_most[any_of(i, 5, 3)])), n_k = 16;
+
+    if (i % 100 == 0) n = 128256;
+    switch (any_of(i, 6, 3)) {
+    case 0:
+        n_k *= 1 + any_of(i, 7, 64);
+        break;
+    case 1:
+        n_k *= 4 * (1 + any_of(i, 7, 256));
+        break;
+    default:
+        n_k = ks[any_of(i, 7, sizeof(ks) / sizeof(ks[0]))];
+    }
+    if (head_dim)
+        cuda_gemm_shape_heads(out_w, round_up(n, head_dim), n_k, made_for, head_dim);
+    else
+        cuda_gemm_shape(out_w, turns ? round_up(n, 16) : n, n_k, made_for, turns);
+    out_w->d_image = ALIGN_BYTES;
+}
+
+/* As it is chosen, here and on a GPU with fewer multiprocessors, and normed where that can be. */
+static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cuda_gemm_args a) {
+    const struct sm90_gemm_norm norm = {0};
+    struct err e = {""};
+
+    now.args = &a;
+    a.squares_stride = cuda_gemm_squares(a.w, a.n_rows, a.segments);
+    if (a.squares_stride && a.form == SM90_GEMM_ADD) a.d_squares = 16;
+    assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+    d->n_units = UNITS - 18;
+    assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+    d->n_units = UNITS;
+    if (!cuda_gemm_can_norm(a.w, a.n_rows, a.segments, 1)) return;
+    if (a.form != SM90_GEMM_SILU && !a.w->head_dim) return;
+    if (a.w->head_dim) a.form = SM90_GEMM_TURNED;
+    a.norm = &norm;
+    a.d_squares = 0;
+    assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+}
+
+static void launch_all(struct cuda_gemm *g, struct cuda_gemm_args a) {
+    struct err e = {""};
+
+    now.args = &a;
+    for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++)
+        for (a.n_splits = 1; a.n_splits <= 4; a.n_splits *= 2)
+            for (a.pairs = CUDA_GEMM_SHARE_W; a.pairs <= CUDA_GEMM_SHARE_X; a.pairs++)
+                if (cuda_gemm_can_so(k, a.w, a.n_rows, a.segments, a.n_splits, a.pairs))
+                    assert_int_equal(cuda_gemm_run_by(g, k, &a, &e), 0);
+}
+
+static void test_launches(void **state) {
+    static const uint32_t most[] = {16, 64, 256, 1100, 9000};
+    struct cuda_driver d = {.n_units = UNITS, .cuda.cuTensorMapEncodeTiled = encode};
+    struct cuda_gemm *g;
+    struct err e = {""};
+
+    (void)state;
+    assert_int_equal(cuda_gemm_open(&d, &g, &e), 0);
+    for (uint32_t i = 0; i < N_SHAPES; i++) {
+        const enum sm90_gemm_form forms[] = {SM90_GEMM_BF16, SM90_GEMM_F32, SM90_GEMM_ADD};
+        struct cuda_gemm_weight w;
+        struct cuda_gemm_args a = {.w = &w, .d_x = 16, .d_out = 16};
+
+        shape_of(i, &w);
+        a.x_stride = round_up(w.n_k, 8);
+        a.out_stride = w.turns ? w.n / 2 : w.n;
+        a.form = w.turns ? SM90_GEMM_SILU : forms[any_of(i, 8, 3)];
+        a.overlap = any_of(i, 9, 2);
+        for (uint32_t j = 0; j < 5; j++) {
+            a.n_rows = 1 + any_of(i, 10 + j, most[j]);
+            a.segments = 1u << any_of(i, 20 + j, 5);
+            launch_chosen(g, &d, a);
+            if (i % 4 == 0) launch_all(g, a);
+        }
+    }
+    for (int i = 0; i < FAMILIES; i++) {
+        print_message("%s: %llu launches\n", family_names[i],
+                      (unsigned long long)now.n_launches[i]);
+        assert_true(now.n_launches[i] > 0);
+    }
+    cuda_gemm_close(g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#endif
