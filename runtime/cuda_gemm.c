@@ -595,8 +595,8 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     launch.grid[0] = min_u32(many_pairs(kernel, a->w, a->n_rows, way) * MANY_RANKS, UNITS);
     p->group = MANY_GROUP;
     p->share_x = way.share_x;
-    p->once = a->n_rows <= p->height * (way.share_x ? 1 : MANY_RANKS);
     p->height = many_height(a->n_rows, way);
+    p->once = a->n_rows <= p->height * (way.share_x ? 1 : MANY_RANKS);
     p->n_splits = way.n_splits;
     r = encode(g, a, way.share_x ? p->height / MANY_RANKS : p->height, &map, e);
     if (r < 0) return r;
