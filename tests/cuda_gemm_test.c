@@ -331,8 +331,59 @@ static void test_launches(void **state) {
     cuda_gemm_close(g);
 }
 
+/* The kernel by hand knows places of the struct by number. */
+static void test_by_hand(void **state) {
+#define PLACE(name, member) \
+    { "#define " name " %u", offsetof(struct sm90_gemm, member) }
+    static const struct {
+        const char *line;
+        size_t at;
+    } places[] = {
+        PLACE("AT_WEIGHTS", weights),
+        PLACE("AT_OUT", out),
+        PLACE("AT_SQUARES", squares),
+        PLACE("AT_N", n),
+        PLACE("AT_ROWS", n_rows),
+        PLACE("AT_OUT_STRIDE", out_stride),
+        PLACE("AT_TILE", tile),
+        PLACE("AT_TILES", n_tiles),
+        PLACE("AT_BLOCKS", n_blocks),
+        PLACE("AT_SEGMENTS", segments),
+        PLACE("AT_FORM", form),
+        PLACE("AT_STAGE_BLOCKS", stage_blocks),
+        PLACE("AT_WEIGHT_STAGES", n_weight_stages),
+        PLACE("AT_ROW_STAGES", n_row_stages),
+        PLACE("AT_ROW_TILES", n_row_tiles),
+        PLACE("AT_RANKS", n_ranks),
+        PLACE("AT_HOLD", hold_ns),
+        PLACE("AT_SQUARES_STRIDE", squares_stride),
+    };
+#undef PLACE
+    const size_t n_places = sizeof(places) / sizeof(places[0]);
+    FILE *f = fopen("ptx/sm90_gemm_bf16_few8.ptx", "r");
+    size_t n_found = 0, n_lines = 0;
+    char line[256];
+
+    (void)state;
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f)) {
+        if (strncmp(line, "#define AT_", 11) == 0) n_lines++;
+        for (size_t i = 0; i < n_places; i++) {
+            unsigned at;
+
+            if (sscanf(line, places[i].line, &at) != 1) continue;
+            if (at != places[i].at) fail_msg("%s", line);
+            n_found++;
+        }
+    }
+    (void)fclose(f);
+    assert_int_equal(n_found, n_places);
+    assert_int_equal(n_lines, n_places);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches),
+                                       cmocka_unit_test(test_by_hand)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
