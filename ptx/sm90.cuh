@@ -179,6 +179,11 @@ DEVICE void sm90_barrier_arrive_copied(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/* This thread's copies are there. */
+DEVICE void sm90_wait_copied(void) {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* To the same place of every block of the cluster in `ranks`, each told at its own barrier. */
 DEVICE void sm90_copy_multicast(u32 to, const void *from, u32 n_bytes, u32 barrier, u16 ranks) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"

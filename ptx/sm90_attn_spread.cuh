@@ -391,6 +391,8 @@ DEVICE void spread_run(const struct sm90_attn &a) {
     __syncthreads(); // weights of all threads
     if (threadIdx.x < layout::sum_threads)
         spread_finish<D, COLUMNS>(a, u, spread_sum<D, COLUMNS>(a, u, sh, base));
+    else
+        sm90_wait_copied(); // nobody ends before the copies that others wait for have come
 }
 
 #endif

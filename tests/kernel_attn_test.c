@@ -1,8 +1,9 @@
 /* Attention of the GPU against the twin's, bit for bit: single rows, runs, prompts from their start
  * and from the middle, and all of them in one step; heads of 64 and 128, one to sixteen query heads
  * to a KV head; scores from tiny to beyond what is valid; NaN in every page and slot that nobody
- * wrote, and values that are not finite in rows that others do not see.  Skipped (77) without a
- * GPU. */
+ * wrote, and values that are not finite in rows that others do not see.  All have one work memory,
+ * where each finds what the one before left, and launches come on the heels of each other; pages lie
+ * beyond 4 GiB.  Skipped (77) without a GPU. */
 #ifdef LLM42_CUDA
 
 #include "runtime/cuda_attn.h"
@@ -16,7 +17,11 @@
 #include "runtime/model.h"
 #include "tests/kernel_gpu.h"
 
-enum { SEQS_MAX = 80, ROWS_MAX = 1600, PAGE = DEVICE_PAGE_TOKENS, REPEATS = 2 };
+enum { SEQS_MAX = 80, ROWS_MAX = 1600, PAGE = DEVICE_PAGE_TOKENS };
+
+/* How a step is launched: by itself; several times without a wait between, each beside the end of
+ * the one before; as the device does for a graph, with tiles of no rows and lengths rounded up. */
+enum { BY_ITSELF, IN_A_ROW, FILLED_UP, WAYS };
 
 static struct cpu_pool *pool;
 static unsigned n_failed;
@@ -206,19 +211,61 @@ static void compare(const struct data *d, const uint16_t *want, const uint8_t *w
     }
 }
 
+/* Ids of pages, and the address of page 0, so that all that are there lie 8 GiB behind it: only what
+ * is there is taken. */
+static uint64_t far_pages(const struct data *d, const struct cuda_attn_shape *shape,
+                          uint64_t d_pages, uint32_t *out_table) {
+    const uint64_t page_bytes = cuda_attn_page_bytes(shape), n_before = (8ull << 30) / page_bytes;
+
+    for (uint32_t i = 0; i < d->step->n_runs * d->n_seq_pages; i++)
+        out_table[i] = d->table[i] == UINT32_MAX ? UINT32_MAX : d->table[i] + (uint32_t)n_before;
+    return d_pages - n_before * page_bytes;
+}
+
+/* At least n, a power of two. */
+static uint32_t rounded(uint64_t n) {
+    uint32_t power = 1;
+
+    while (power < n) power *= 2;
+    return n ? power : 0;
+}
+
+/* Tiles of each kind are twice as many and one more, none of whose rows are there. */
+static void fill_up(struct cuda_attn_plan *plan, const struct sm90_attn_tile *from,
+                    struct sm90_attn_tile *to) {
+    for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
+        const uint32_t n = plan->n_tiles[kind], n_filled = n ? 2 * n + 1 : 0;
+
+        memcpy(to, from, n * sizeof(*to));
+        memset(to + n, 0, (n_filled - n) * sizeof(*to));
+        from += n;
+        to += n_filled;
+        plan->n_tiles[kind] = n_filled;
+    }
+    plan->end_max = rounded(plan->end_max);
+    plan->n_keys = rounded(plan->n_keys);
+}
+
 /* `alone`: every row by the kernel of single rows; else as planned. */
 static void by_gpu(const struct data *d, const struct cuda_attn_shape *shape, bool alone,
                    const uint16_t *want, const uint8_t *want_flagged) {
+    static uint64_t d_work;
     const size_t out_bytes = (size_t)d->n_rows * shape->n_heads * shape->head_dim * 2;
+    const size_t table_bytes = (size_t)d->step->n_runs * d->n_seq_pages * 4;
+    const size_t n_tiles_max = 2 * (size_t)d->n_rows + CUDA_ATTN_KINDS;
     struct sm90_attn_tile *tiles = gpu_host(d->n_rows * sizeof(*tiles));
+    struct sm90_attn_tile *filled = gpu_host(n_tiles_max * sizeof(*filled));
+    uint32_t *table = gpu_host(table_bytes);
     uint16_t *got = gpu_host(out_bytes);
     uint8_t *got_flagged = gpu_host(d->n_rows);
     struct cuda_attn_plan plan;
     struct cuda_attn_args args;
     struct cuda_attn *attn;
     struct err e = {""};
+    uint64_t d_pages;
 
     GPU_CHECK(cuda_attn_open(gpu, shape, &attn, &e));
+    if (!d_work) d_work = gpu_take(cuda_attn_work_bytes(attn), 0);
     cuda_attn_plan(attn, d->rows, d->n_rows, tiles, &plan);
     if (alone) {
         plan = (struct cuda_attn_plan){.n_tiles = {d->n_rows}};
@@ -232,39 +279,48 @@ static void by_gpu(const struct data *d, const struct cuda_attn_shape *shape, bo
             if (tiles[row].end > plan.end_max) plan.end_max = tiles[row].end;
         }
     }
+    d_pages = gpu_copy_of(d->gpu_pages, d->pages_bytes);
     args = (struct cuda_attn_args){
-        .d_pages = gpu_copy_of(d->gpu_pages, d->pages_bytes),
+        .d_pages = far_pages(d, shape, d_pages, table),
         .d_q = gpu_copy_of(d->qkv, (size_t)d->n_rows * d->qkv_stride * 2),
         .d_out = gpu_take(out_bytes, GPU_POISON),
         .d_flagged = gpu_take(d->n_rows, 0),
         .d_positions = gpu_copy_of(d->rows, d->n_rows * sizeof(d->rows[0])) +
                        offsetof(struct device_row, position),
-        .d_table = gpu_copy_of(d->table, (size_t)d->step->n_runs * d->n_seq_pages * 4),
-        .d_tiles = gpu_copy_of(tiles, d->n_rows * sizeof(*tiles)),
-        .d_work = gpu_take(cuda_attn_work_bytes(attn), 0),
+        .d_table = gpu_copy_of(table, table_bytes),
+        .d_tiles = gpu_take(n_tiles_max * sizeof(*tiles), GPU_POISON),
+        .d_work = d_work,
         .q_stride = d->qkv_stride,
         .position_stride = sizeof(struct device_row) / 4,
         .split_keys = d->step->split_keys,
     };
-    for (int i = 0; i < REPEATS; i++) { /* the second finds what the first left */
+    memset(filled, GPU_POISON, n_tiles_max * sizeof(*filled));
+    gpu_write(args.d_tiles, tiles, d->n_rows * sizeof(*tiles));
+    for (int way = 0; way < WAYS; way++) {
+        if (way == FILLED_UP) {
+            fill_up(&plan, tiles, filled);
+            gpu_write(args.d_tiles, filled, n_tiles_max * sizeof(*filled));
+        }
         GPU_DRIVER(cuMemsetD8Async(args.d_out, GPU_POISON, out_bytes, gpu->stream));
         GPU_DRIVER(cuMemsetD8Async(args.d_flagged, 0, d->n_rows, gpu->stream));
-        args.overlap = i > 0;
-        GPU_CHECK(cuda_attn_run(attn, &plan, &args, &e));
+        args.overlap = way != BY_ITSELF;
+        for (int i = 0; i < (way == IN_A_ROW ? 4 : 1); i++)
+            GPU_CHECK(cuda_attn_run(attn, &plan, &args, &e));
         gpu_read(got, args.d_out, out_bytes);
         gpu_read(got_flagged, args.d_flagged, d->n_rows);
         compare(d, want, want_flagged, got, got_flagged);
     }
-    gpu_give(args.d_pages);
+    gpu_give(d_pages);
     gpu_give(args.d_q);
     gpu_give(args.d_out);
     gpu_give(args.d_flagged);
     gpu_give(args.d_positions - offsetof(struct device_row, position));
     gpu_give(args.d_table);
     gpu_give(args.d_tiles);
-    gpu_give(args.d_work);
     cuda_attn_close(attn);
     free(tiles);
+    free(filled);
+    free(table);
     free(got);
     free(got_flagged);
 }
@@ -334,6 +390,34 @@ static const struct step steps[] = {
       {800, 1},
       {1025, 1},
       {1536, 1}}},
+    {"edges of splits, a head to itself",
+     2,
+     2,
+     64,
+     512,
+     5,
+     {{0, 1}, {511, 1}, {512, 1}, {513, 1}, {1663, 1}}},
+    {"edges of splits, 2 heads to one",
+     4,
+     2,
+     128,
+     512,
+     5,
+     {{0, 1}, {510, 1}, {512, 1}, {1024, 1}, {1151, 1}}},
+    {"edges of splits, 7 heads to one",
+     14,
+     2,
+     128,
+     512,
+     4,
+     {{511, 1}, {512, 1}, {1535, 1}, {64, 1}}},
+    {"edges of splits, 12 heads to one",
+     12,
+     1,
+     64,
+     512,
+     4,
+     {{511, 1}, {512, 1}, {1536, 1}, {128, 1}}},
     {"a row of two splits a block", 16, 16, 128, 128, 1, {{2500, 1}}},
     {"one long row among short ones",
      32,
