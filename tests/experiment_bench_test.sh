@@ -242,6 +242,18 @@ n=$((n + 1))
     fail "the table of tune"
 expect 2 "no geometry" "$bench" tune --device cpu llama-9
 
+# The same for a GPU, over a driver that computes nothing: what is asked of it is what it takes.
+if [[ -e $build/tests/stub_cuda/libcuda.so.1 ]]; then
+    stub() { LD_LIBRARY_PATH=$build/tests/stub_cuda STUB_CUDA="free=150000000000" "$bench" "$@"; }
+    export -f stub
+    export build
+    expect 0 "PRODUCT(HEAD, 128256, 4096, 256, " stub tune llama-3.1-8b
+    expect 0 "66 done, 0 wrong" stub experiment verify-cost --device cuda --geometry smollm2-135m \
+        --out "$dir/stub"
+    expect 0 "25 done, 0 wrong" stub experiment invariance --device cuda --geometry smollm2-135m \
+        --out "$dir/stub"
+fi
+
 # ---- The page ----
 well_formed() {
     python3 -c 'import sys, xml.dom.minidom as m

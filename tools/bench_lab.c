@@ -11,6 +11,7 @@
 
 enum {
     LAYERS_MIN = 8,
+    LAYERS_MAX = 256,
     CALLS = 32, /* of a stage at once, or one a layer: a graph, where the device has them */
     HEADS = 8,  /* likewise */
 };
@@ -36,7 +37,7 @@ static uint32_t cold_layers(const struct model *m) {
     const uint32_t n =
         (uint32_t)(BENCH_LAB_COLD_BYTES / (2ull * m->hidden * m->n_heads * m->head_dim)) + 1;
 
-    return n < LAYERS_MIN ? LAYERS_MIN : n;
+    return n < LAYERS_MIN ? LAYERS_MIN : n > LAYERS_MAX ? LAYERS_MAX : n;
 }
 
 static int device_open(const struct bench_options *o, const char *device, struct device **out_dev,
