@@ -93,7 +93,9 @@ expect 0 "median" "$ctl" ping --count 100
 expect 0 "median_us" "$ctl" ping --count 100 --json
 expect 0 "serving" "$ctl" status
 expect 0 '"fingerprint":' "$ctl" info --json
-expect 0 "canonical" "$ctl" schedules
+expect 0 "stock 1024" "$ctl" schedules
+expect 0 "A step that need not be canonical is tuned." "$ctl" schedules
+expect 0 "rows that are canonical as they are" "$ctl" schedules
 
 "$ctl" tokenize "Shall I compare" >"$dir/ids"
 expect 0 "Shall I compare" "$ctl" detokenize --tokens "$dir/ids"
