@@ -1279,8 +1279,12 @@ static void attend(struct cuda_driver *d, const struct cuda_attn_shape *shape,
     cuda_attn_close(attn);
 }
 
-/* Whatever the rows: alone on the GPU, and beside others' kernels, where nobody may wait. */
+/* Whatever the rows: alone on the GPU, on parts of one, and beside others' kernels, where nobody may
+ * wait. */
 static void test_attention_places(void **state) {
+    static const struct {
+        int n_units, mps;
+    } gpus[] = {{132, 0}, {132, 1}, {60, 0}, {16, 0}, {3, 0}};
     static const uint32_t kv_heads[] = {1, 2, 3, 8, 16}, shared[] = {1, 2, 3, 4, 7, 8, 12, 64};
     static const uint32_t splits[] = {128, 512, 4096};
     const struct cuda_driver_options options = {.nvrtc_folder = stub_folder};
@@ -1288,9 +1292,12 @@ static void test_attention_places(void **state) {
     struct err e;
 
     (void)state;
-    for (cuda->mps = 0; cuda->mps < 2; cuda->mps++) {
+    for (size_t gpu = 0; gpu < sizeof(gpus) / sizeof(gpus[0]); gpu++) {
+        cuda->n_units = gpus[gpu].n_units;
+        cuda->mps = gpus[gpu].mps;
         assert_int_equal(cuda_driver_open(&options, &d, &e), 0);
-        assert_int_equal(d->n_own, cuda->mps ? 0 : d->n_units);
+        assert_int_equal(d->n_units, cuda->n_units);
+        assert_int_equal(d->n_own, cuda->mps ? 0 : cuda->n_units);
         for (uint32_t i = 0; i < 5 * 8 * 3 * 2; i++) {
             const struct cuda_attn_shape shape = {.n_heads = kv_heads[i / 48] * shared[i / 6 % 8],
                                                   .n_kv_heads = kv_heads[i / 48],
@@ -1301,7 +1308,6 @@ static void test_attention_places(void **state) {
         }
         cuda_driver_close(d);
     }
-    cuda->mps = 0;
 }
 
 static struct device *other_dev;

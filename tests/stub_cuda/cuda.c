@@ -57,6 +57,7 @@ __attribute__((constructor)) void stub_cuda_reset(void) {
     stub_cuda = (struct stub){.n_devices = 1,
                               .major = 9,
                               .version = 13000,
+                              .n_units = 132,
                               .free_bytes = 140ull << 30,
                               .n_live = n_live,
                               .n_bytes = n_bytes};
@@ -247,7 +248,7 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
     else if (attribute == CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
         *out = stub_cuda.mps;
     else
-        *out = 132;
+        *out = stub_cuda.n_units;
     return CUDA_SUCCESS;
 }
 

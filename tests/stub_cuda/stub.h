@@ -27,7 +27,8 @@ struct stub {
     int n_devices, major, minor, version;
     uint64_t free_bytes;
     struct stub_rule fail, hang;
-    int mps; /* kernels of other processes run beside ours */
+    int n_units; /* multiprocessors */
+    int mps;     /* kernels of other processes run beside ours */
 
     /* What it saw. */
     uint32_t n_calls;
