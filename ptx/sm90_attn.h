@@ -37,6 +37,7 @@ struct sm90_attn_tile {
     unsigned row, n_rows; /* 0 rows: nothing to do */
     unsigned seq;         /* line of the page table */
     unsigned end;         /* position of the last row, plus one */
+    unsigned seen;        /* position of the first row: all rows see the keys up to it */
     unsigned old;         /* positions below are of steps before: what they hold stands */
 };
 
@@ -58,6 +59,7 @@ struct sm90_attn {
     unsigned n_splits;   /* at least as many as the longest tile has; 1: a block has them all */
     unsigned block_keys; /* of sm90_attn_bf16_few*: keys of a row to a block, a number of splits */
     unsigned together;   /* 1: all blocks run at once, and those of a tile share its fold */
+    unsigned n_tiles;    /* of sm90_attn_bf16_prompt*: gridDim.y of the others */
     unsigned early;      /* 1: at most one block a multiprocessor: the next kernel may start */
     float c;
 };

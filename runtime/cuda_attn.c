@@ -21,6 +21,7 @@ enum {
     UNIT_BLOCKS = 2, /* of few, that a multiprocessor has room for */
     PACKET_BYTES = 16 << 20,
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
+    QUEUE_WORDS = 32,      /* of which sm90_attn_bf16_prompt* counts in one */
     FOLD_BYTES = 48 << 20, /* of what their splits leave */
     BLOCKS_THAT_FILL = 64, /* so many blocks read at the memory's rate */
     N_BUCKETS = 8 * 30,    /* of tiles by their length */
@@ -46,12 +47,15 @@ static const struct spread {
                       {"sm90_attn_bf16_spread128", 128, 32},
                       {"sm90_attn_bf16_pair128", 128, 64}};
 
+/* In place of many where blocks fold whole tiles. */
+static const char *const prompt_names[2] = {"sm90_attn_bf16_prompt64", "sm90_attn_bf16_prompt128"};
+
 struct cuda_attn {
     struct cuda_driver *driver;
     struct cuda_attn_shape shape;
     uint32_t n_shared; /* query heads of a KV head */
     float c;           /* log2(e) / sqrt(head_dim) */
-    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS];
+    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS], prompt;
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -107,6 +111,11 @@ int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
         if (spreads[i].head_dim == s->head_dim)
             r = cuda_driver_entry(d, name, name, spread_bytes(&spreads[i]), &a->spreads[i], e);
     }
+    if (r == 0) {
+        const char *name = prompt_names[s->head_dim == 128];
+
+        r = cuda_driver_entry(d, name, name, shared_bytes(s, CUDA_ATTN_MANY), &a->prompt, e);
+    }
     if (r < 0) {
         cuda_attn_close(a);
         return r;
@@ -121,7 +130,7 @@ void cuda_attn_close(struct cuda_attn *a) {
 
 uint64_t cuda_attn_work_bytes(const struct cuda_attn *a) {
     (void)a;
-    return FOLD_TILES * sizeof(uint32_t) + PACKET_BYTES + FOLD_BYTES;
+    return (FOLD_TILES + QUEUE_WORDS) * sizeof(uint32_t) + PACKET_BYTES + FOLD_BYTES;
 }
 
 /* Query rows of a run of n rows decide who computes it. */
@@ -155,6 +164,7 @@ static void tile_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
                                                 .n_rows = n,
                                                 .seq = rows[first].seq,
                                                 .end = rows[first + n - 1].position + 1,
+                                                .seen = rows[first].position,
                                                 .old = rows[row].position};
 
             if (out)
@@ -296,6 +306,20 @@ static void to_few(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
     l->grid[2] = p->n_splits;
 }
 
+/* A block a multiprocessor, which take tiles one after the other. */
+static void to_prompt(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
+                      const struct cuda_attn_args *args, struct cuda_launch *launch,
+                      struct sm90_attn *p) {
+    const uint32_t n_units = plan->n_tiles[CUDA_ATTN_MANY] * a->shape.n_kv_heads;
+
+    launch->entry = a->prompt;
+    launch->name = prompt_names[a->shape.head_dim == 128];
+    launch->grid[0] = n_units < a->driver->n_units ? n_units : a->driver->n_units;
+    launch->grid[1] = 1;
+    p->n_tiles = plan->n_tiles[CUDA_ATTN_MANY];
+    p->counters = args->d_work + FOLD_TILES * sizeof(uint32_t);
+}
+
 int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
                   const struct cuda_attn_args *args, struct err *e) {
     const uint32_t n_chunks = ceil_div(a->n_shared, SM90_ATTN_FEW_HEADS);
@@ -308,8 +332,8 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         .table = args->d_table,
         .tiles = args->d_tiles,
         .counters = args->d_work,
-        .packets = args->d_work + FOLD_TILES * sizeof(uint32_t),
-        .parts = args->d_work + FOLD_TILES * sizeof(uint32_t) + PACKET_BYTES,
+        .packets = args->d_work + (FOLD_TILES + QUEUE_WORDS) * sizeof(uint32_t),
+        .parts = args->d_work + (FOLD_TILES + QUEUE_WORDS) * sizeof(uint32_t) + PACKET_BYTES,
         .q_stride = args->q_stride,
         .position_stride = args->position_stride,
         .n_heads = a->shape.n_heads,
@@ -345,6 +369,7 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
                 count_splits(a, plan, kind, launch.grid[0], args->split_keys);
             /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
             p.together = launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_own;
+            if (kind == CUDA_ATTN_MANY && p.n_splits == 1) to_prompt(a, plan, args, &launch, &p);
         }
         r = cuda_driver_launch(a->driver, &launch, e);
         p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);
