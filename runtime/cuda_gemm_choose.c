@@ -1,0 +1,329 @@
+#ifdef LLM42_CUDA
+
+#include "runtime/assert.h"
+#include "runtime/cuda_gemm_impl.h"
+
+enum {
+    STEP = 16,                /* values of K */
+    NORMED_SQUARES_MAX = 512, /* as in sm90_gemm_normed.cuh */
+    NORMED_K_MAX = 16384,     /* w of the norm takes its room from the rings */
+    MANY_ROWS_MIN = 65,
+    ROUND_CYCLES = 3000,   /* of a tile's end and the next one's beginning */
+    CLUSTER_CYCLES = 2000, /* of two blocks that add up their sums */
+    PAIR_CYCLES = 4000,    /* of blocks that wait for each other to begin and to end */
+    HBM_BYTES_PER_CYCLE = 2100,
+    MANY_WIDE_MAX = 256,
+    MANY_CUT_WIDE = 128, /* of the kernel whose registers hold a tree of MANY_TREE segments */
+    MANY_TREE = 4,
+    MANY_SPLITS_MAX = 4,
+    FOUR_ROUND_CYCLES = 28, /* a row of W to a tile */
+};
+
+const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
+    [CUDA_GEMM_ANY] = {"sm90_gemm_bf16_any", 0, 0},
+    [CUDA_GEMM_FEW8] = {"sm90_gemm_bf16_few8", 8, 0},
+    [CUDA_GEMM_FEW16] = {"sm90_gemm_bf16_few16", 16, 0},
+    [CUDA_GEMM_FEW32] = {"sm90_gemm_bf16_few32", 32, 0},
+    [CUDA_GEMM_FEW64] = {"sm90_gemm_bf16_few64", 64, 0},
+    [CUDA_GEMM_FEW128] = {"sm90_gemm_bf16_few128", 128, 0},
+    [CUDA_GEMM_MANY48] = {"sm90_gemm_bf16_many48", 48, 9},
+    [CUDA_GEMM_MANY96] = {"sm90_gemm_bf16_many96", 96, 7},
+    [CUDA_GEMM_MANY128] = {"sm90_gemm_bf16_many128", 128, 6},
+    [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
+    [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
+    [CUDA_GEMM_MANY256] = {"sm90_gemm_bf16_many256", 256, 4},
+    [CUDA_GEMM_SPLIT128] = {"sm90_gemm_bf16_split128", 128, 6},
+    [CUDA_GEMM_FOUR32] = {"sm90_gemm_bf16_four32", 32, 3},
+    [CUDA_GEMM_FOUR64] = {"sm90_gemm_bf16_four64", 64, 2},
+    [CUDA_GEMM_WIDE128] = {"sm90_gemm_bf16_wide128", 128, 4},
+    [CUDA_GEMM_WIDE160] = {"sm90_gemm_bf16_wide160", 160, 4},
+    [CUDA_GEMM_WIDE192] = {"sm90_gemm_bf16_wide192", 192, 4},
+    [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
+    [CUDA_GEMM_NORMED8] = {"sm90_gemm_bf16_normed8", 8, 0},
+    [CUDA_GEMM_NORMED16] = {"sm90_gemm_bf16_normed16", 16, 0},
+};
+
+/* The smallest tile that needs no second round of blocks, or else the one whose last round is the
+ * fullest. */
+static uint32_t choose_tile(uint32_t n, bool cut, bool pairs) {
+    static const uint32_t whole[] = {8, 16, 24, 32, 48, 56, 96, 112}, halves[] = {8, 16, 32, 64};
+    const uint32_t *tiles = cut ? halves : whole;
+    const uint32_t n_choices = cut ? 4 : 8, ranks = cut ? CUT_RANKS : 1;
+    uint32_t best = tiles[n_choices - 1], best_waste = UINT32_MAX;
+
+    for (uint32_t i = 0; i < n_choices; i++) {
+        const uint32_t n_blocks = ceil_div(n, tiles[i]) * ranks;
+
+        if (pairs && tiles[i] % 16) continue;
+        if (n_blocks <= UNITS) return tiles[i];
+    }
+    for (uint32_t i = n_choices; i-- > n_choices / 2;) {
+        /* Rows that a unit's time would have room for, over all rounds. */
+        const uint32_t room = ceil_div(ceil_div(n, tiles[i]) * ranks, UNITS) * tiles[i];
+
+        if (pairs && tiles[i] % 16) continue;
+        if (room < best_waste) {
+            best = tiles[i];
+            best_waste = room;
+        }
+    }
+    return best;
+}
+
+static void shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
+                  bool turns, uint32_t head_dim) {
+    const bool pairs = turns || head_dim, cut = segments > 1 && !pairs;
+    const uint32_t tile = choose_tile(n, cut, pairs);
+    /* The widest tile of many rows may begin at the last eight and reads on. */
+    const uint32_t n_tiles = ceil_div(n + MANY_WIDE_MAX - SM90_GEMM_ATOM_ROWS, tile);
+
+    ASSERT(n > 0 && n % (turns ? 16 : 8) == 0 && n_k > 0 && n_k % 16 == 0);
+    *out_w = (struct cuda_gemm_weight){
+        .n = n,
+        .n_k = n_k,
+        .tile = tile,
+        .n_tiles = ceil_div(n, tile),
+        .n_blocks = ceil_div(n_k, SM90_GEMM_BLOCK),
+        .cut = cut,
+        .turns = turns,
+        .head_dim = head_dim,
+    };
+    out_w->n_bytes = (uint64_t)n_tiles * tile * out_w->n_blocks * ROW_BYTES;
+}
+
+void cuda_gemm_shape(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k, uint32_t segments,
+                     bool turns) {
+    shape(out_w, n, n_k, segments, turns, 0);
+}
+
+void cuda_gemm_shape_heads(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t n_k,
+                           uint32_t segments, uint32_t head_dim) {
+    ASSERT(head_dim > 0 && head_dim % 16 == 0 && n % head_dim == 0);
+    shape(out_w, n, n_k, segments, false, head_dim);
+}
+/* Segments that one block adds up, at most, and blocks that share those of a tile. */
+static uint32_t many_tree(enum cuda_gemm_kernel kernel) {
+    return cuda_gemm_kinds[kernel].width == MANY_CUT_WIDE ? MANY_TREE : 1;
+}
+
+static bool many_can_split(enum cuda_gemm_kernel kernel, uint32_t n_splits) {
+    return kernel == CUDA_GEMM_SPLIT128 ? n_splits == 2 || n_splits == MANY_SPLITS_MAX
+                                        : n_splits == 1;
+}
+
+/* Segments that end inside blocks of K: of the fewest rows FOUR* leave no sums of squares. */
+static bool few_can_steps(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                          uint32_t segments) {
+    return (kernel == CUDA_GEMM_FEW8_NVRTC || kernel == CUDA_GEMM_FEW16) &&
+           w->n_k % (STEP * segments) == 0;
+}
+
+/* Blocks of K must not straddle segments, but for FOUR* and few_can_steps(); and a block's share of
+ * them fits its registers. */
+bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                   uint32_t segments) {
+    const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
+    const bool aligned = is_aligned(w->n_k, segments);
+
+    if (kernel == CUDA_GEMM_ANY) return true;
+    if (is_four(kernel)) return !w->turns && (segments == 2 || segments == FOUR_SEGMENTS);
+    if (is_wide(kernel)) return segments == 1;
+    if (is_normed(kernel)) return segments == 1 && w->tile % 16 == 0;
+    if (is_few(kernel))
+        return (aligned || few_can_steps(kernel, w, segments)) &&
+               segments / ranks <= (cuda_gemm_kinds[kernel].width > 32 ? 2u : 4u);
+    /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
+    if (w->turns && (cuda_gemm_kinds[kernel].width % 32 || many_tree(kernel) > 1)) return false;
+    if (kernel != CUDA_GEMM_SPLIT128) return aligned && segments <= many_tree(kernel);
+    return aligned && segments > 1 && segments <= MANY_TREE * MANY_SPLITS_MAX;
+}
+
+uint32_t cuda_gemm_many_height(uint32_t n_rows, struct cuda_gemm_way way) {
+    const uint32_t whole = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t n_shares = ceil_div(n_rows, whole) * MANY_RANKS;
+    const uint32_t share = ceil_div(n_rows, n_shares * SM90_GEMM_ATOM_ROWS) * SM90_GEMM_ATOM_ROWS;
+
+    return way.share_x ? MANY_RANKS * share : share;
+}
+
+uint32_t cuda_gemm_many_pairs(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                              uint32_t n_rows, struct cuda_gemm_way way) {
+    const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t columns = cuda_gemm_kinds[kernel].width * (way.share_x ? MANY_RANKS : 1);
+
+    return ceil_div(n_rows, rows) * ceil_div(w->n, columns) * way.n_splits;
+}
+
+/* Whether the kernel can do it so; pairs that wait for each other must all be on the GPU. */
+static bool many_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                     uint32_t n_rows, uint32_t segments, struct cuda_gemm_way way) {
+    const uint32_t limit = min_u32(SM90_GEMM_BLOCKS_MAX, UNITS) / MANY_RANKS;
+
+    return many_can_split(kernel, way.n_splits) && way.n_splits <= segments &&
+           segments / way.n_splits <= many_tree(kernel) &&
+           (way.n_splits == 1 || cuda_gemm_many_pairs(kernel, w, n_rows, way) <= limit);
+}
+
+bool cuda_gemm_can_so(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                      uint32_t n_rows, uint32_t segments, uint32_t n_splits,
+                      enum cuda_gemm_pairs pairs) {
+    if (!cuda_gemm_can(kernel, w, segments)) return false;
+    if (!is_many(kernel)) return n_splits == 1 && pairs == CUDA_GEMM_SHARE_W;
+    return many_can(kernel, w, n_rows, segments,
+                    (struct cuda_gemm_way){n_splits, pairs == CUDA_GEMM_SHARE_X});
+}
+
+/* What HBM takes to bring a block of K of so many rows of W to each of n units, in cycles. */
+static uint32_t hbm_cycles(uint32_t n_rows_of_w, uint32_t n) {
+    return n_rows_of_w * ROW_BYTES * min_u32(n, UNITS) / HBM_BYTES_PER_CYCLE;
+}
+
+/* About how many cycles it takes, but for what all kernels have in common. */
+static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows, struct cuda_gemm_way way) {
+    const uint32_t width = cuda_gemm_kinds[kernel].width,
+                   height = cuda_gemm_many_height(n_rows, way);
+    const uint32_t n_blocks = cuda_gemm_many_pairs(kernel, w, n_rows, way) * MANY_RANKS;
+    const uint32_t n_wgs = height > 64 ? 2 : 1;
+    /* A block of K: what wgmma reads of shared memory and the copies write there, 128 bytes a
+     * cycle; what can come in, 50; the steps; HBM. */
+    const uint32_t shared = height + width + n_wgs * (64 + width);
+    const uint32_t comes = (height + width) * 26 / 10;
+    /* Tiles of rows of x go through the same weights together. */
+    const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t together = min_u32(ceil_div(n_rows, rows), MANY_GROUP);
+    const uint32_t hbm = hbm_cycles(way.share_x ? width : width / MANY_RANKS, n_blocks) / together;
+    const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_wgs * 2 * width, hbm));
+    const uint32_t join = way.n_splits == 1 ? 0 : way.n_splits == 2 ? 3000 : 5000;
+
+    return (uint64_t)ceil_div(n_blocks, UNITS) *
+               (w->n_blocks / way.n_splits * block + ROUND_CYCLES) +
+           join + PAIR_CYCLES;
+}
+
+/* The same of the widest kernel of few rows. */
+static uint64_t few_cycles(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
+    const uint32_t ranks = w->cut && segments > 1 ? CUT_RANKS : 1;
+    const uint32_t n_row_tiles = ceil_div(n_rows, cuda_gemm_kinds[CUDA_GEMM_FEW128].width);
+    const uint32_t n_blocks = w->n_tiles * n_row_tiles * ranks;
+    const uint32_t comes = (w->tile + ceil_div(n_rows, n_row_tiles)) * 26 / 10;
+    const uint32_t block = max_u32(comes, hbm_cycles(w->tile, n_blocks));
+
+    return (uint64_t)ceil_div(n_blocks, UNITS) * (w->n_blocks / ranks * block + ROUND_CYCLES) +
+           (ranks > 1 ? CLUSTER_CYCLES : 0);
+}
+
+uint32_t cuda_gemm_four_tiles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                              uint32_t n_rows) {
+    return ceil_div(n_rows, SM90_GEMM_FOUR_TOKENS) * ceil_div(w->n, cuda_gemm_kinds[kernel].width);
+}
+
+static uint64_t four_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows, uint32_t segments) {
+    const uint32_t n_tiles = cuda_gemm_four_tiles(kernel, w, n_rows);
+    /* A block that two segments share comes twice. */
+    const uint32_t n_blocks = w->n_blocks + (w->n_k % (SM90_GEMM_BLOCK * segments) ? segments : 0);
+    const uint32_t width = cuda_gemm_kinds[kernel].width,
+                   comes = (SM90_GEMM_FOUR_TOKENS + width) * 26 / 10;
+
+    return (uint64_t)ceil_div(n_tiles, UNITS) * (n_blocks * comes + width * FOUR_ROUND_CYCLES);
+}
+
+/* UINT64_MAX where it would read the weights twice: others do that better. */
+static uint64_t wide_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows) {
+    const uint32_t width = cuda_gemm_kinds[kernel].width;
+    const uint32_t n_tiles = ceil_div(w->n, SM90_GEMM_WIDE_ROWS);
+    const uint32_t comes = (SM90_GEMM_WIDE_ROWS + n_rows) * 26 / 10;
+    const uint32_t hbm = hbm_cycles(SM90_GEMM_WIDE_ROWS, n_tiles);
+    /* A block of K is four steps of four times 64 rows of W. */
+    const uint32_t block = max_u32(max_u32(comes, 8 * width), hbm);
+
+    if (n_rows > width) return UINT64_MAX;
+    return (uint64_t)ceil_div(n_tiles, UNITS) * (w->n_blocks * block + ROUND_CYCLES);
+}
+
+uint64_t cuda_gemm_many_choose(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                               uint32_t n_rows, uint32_t segments, uint32_t n_splits,
+                               uint32_t pairs, struct cuda_gemm_way *out_way) {
+    uint64_t best = UINT64_MAX;
+
+    for (uint32_t splits = 1; splits <= MANY_SPLITS_MAX; splits *= 2)
+        for (int share_x = 0; share_x < 2; share_x++) {
+            const struct cuda_gemm_way way = {splits, share_x};
+            uint64_t cycles;
+
+            if (n_splits && n_splits != splits) continue;
+            if (pairs && share_x != (pairs == CUDA_GEMM_SHARE_X)) continue;
+            if (!many_can(kernel, w, n_rows, segments, way)) continue;
+            cycles = many_cycles(kernel, w, n_rows, way);
+            if (cycles >= best) continue;
+            best = cycles;
+            *out_way = way;
+        }
+    return best;
+}
+
+enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint32_t n_rows,
+                                          uint32_t segments, uint32_t n_splits) {
+    enum cuda_gemm_kernel kernel = CUDA_GEMM_FEW128;
+    uint64_t best = UINT64_MAX;
+
+    while (kernel > CUDA_GEMM_FEW8 &&
+           (cuda_gemm_kinds[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
+        kernel--;
+    if (kernel == CUDA_GEMM_FEW8 && !cuda_gemm_can(kernel, w, segments))
+        kernel = CUDA_GEMM_FEW8_NVRTC;
+    if (!cuda_gemm_can(kernel, w, segments) ||
+        (kernel < CUDA_GEMM_FEW128 && cuda_gemm_kinds[kernel].width < n_rows))
+        kernel = CUDA_GEMM_ANY;
+    if (n_rows < MANY_ROWS_MIN && kernel != CUDA_GEMM_ANY) return kernel;
+    if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_WIDE192; k++) {
+        struct cuda_gemm_way way;
+        uint64_t cycles;
+
+        if (!cuda_gemm_can(k, w, segments)) continue;
+        cycles = is_four(k)   ? four_cycles(k, w, n_rows, segments)
+                 : is_wide(k) ? wide_cycles(k, w, n_rows)
+                              : cuda_gemm_many_choose(k, w, n_rows, segments, n_splits, 0, &way);
+        if (cycles >= best) continue;
+        best = cycles;
+        kernel = k;
+    }
+    return kernel;
+}
+
+enum cuda_gemm_kernel cuda_gemm_choose(const struct cuda_gemm_weight *w, uint32_t n_rows,
+                                       uint32_t segments) {
+    return cuda_gemm_choose_so(w, n_rows, segments, 0);
+}
+
+enum cuda_gemm_kernel cuda_gemm_choose_normed(uint32_t n_rows) {
+    enum cuda_gemm_kernel kernel = CUDA_GEMM_NORMED8;
+
+    while (kernel <= CUDA_GEMM_NORMED16 && cuda_gemm_kinds[kernel].width < n_rows) kernel++;
+    return kernel;
+}
+
+uint32_t cuda_gemm_squares(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
+    const bool joined = w->cut && segments > 1;
+
+    if (!joined || cuda_gemm_choose_normed(n_rows) > CUDA_GEMM_NORMED16 ||
+        !is_few(cuda_gemm_choose_so(w, n_rows, segments, 0)))
+        return 0;
+    return ceil_div(w->n, w->tile / CUT_RANKS);
+}
+
+bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments,
+                        uint32_t n_squares) {
+    return n_squares > 0 && n_squares <= NORMED_SQUARES_MAX && w->n_k <= NORMED_K_MAX &&
+           cuda_gemm_choose_normed(n_rows) <= CUDA_GEMM_NORMED16 &&
+           cuda_gemm_can(cuda_gemm_choose_normed(n_rows), w, segments);
+}
+const char *cuda_gemm_name(enum cuda_gemm_kernel kernel) {
+    ASSERT(kernel < CUDA_GEMM_END);
+    return cuda_gemm_kinds[kernel].name;
+}
+
+#endif
