@@ -57,6 +57,24 @@ $(stubs):
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,$(@F) -MMD -MP -MF $@.d $< -o $@
 -include $(stubs:%=%.d)
+
+# Kernels for the host, in C++, which nothing but tests is made of (tests/sim/sim.h).
+CXX := $(if $(filter default,$(origin CXX)),$(if $(findstring clang,$(CC)),clang++,g++),$(CXX))
+sim_attn := $(filter sm90_attn_bf16_%,$(kernel_names))
+sim_core := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/sim/*.c))
+ifneq ($(shell command -v $(CXX)),)
+$(BUILD)/tests/sim_%: ALL_CFLAGS += -DLLM42_SIM
+$(BUILD)/tests/sim_attn_test: $(sim_core) $(sim_attn:%=$(BUILD)/tests/sim/%.o)
+$(BUILD)/tests/sim_attn_test: LIBS += $(sim_core) $(sim_attn:%=$(BUILD)/tests/sim/%.o) \
+    -Wl,--wrap=cuda_driver_entry,--wrap=cuda_driver_launch
+endif
+
+$(BUILD)/tests/sim/sm90_%.o: ptx/sm90_%.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(Q)printf '#include "$<"\nSIM_KERNEL(sm90_$*)\n' | $(CXX) -std=c++17 -x c++ -Itests/sim -I. -w \
+	    -fno-strict-aliasing $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) $(CFLAGS) \
+	    -ffp-contract=off -fno-fast-math -MMD -MP -MT $@ -MF $@.d -c - -o $@
+-include $(wildcard $(BUILD)/tests/sim/*.d)
 endif
 
 # Rewritten only where it changes: a kernel that comes or goes.

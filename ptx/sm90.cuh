@@ -167,7 +167,12 @@ DEVICE void sm90_copy_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
                  : "memory");
 }
 
-/* 16 bytes by a thread, or zeros and `from` is not read. */
+/* 16 bytes by a thread. */
+DEVICE void sm90_copy_16(u32 to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The same, or zeros and `from` is not read. */
 DEVICE void sm90_copy_or_zero(u32 to, const void *from, bool copy) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(copy ? 16 : 0)
@@ -217,6 +222,28 @@ DEVICE void sm90_store_shared(u32 address, uint4 v) {
                  : "memory");
 }
 
+/* 16 bytes and a word of global memory that other blocks write, or wait for, meanwhile. */
+
+DEVICE void sm90_leave4(float4 *at, uint4 v) {
+    asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+DEVICE uint4 sm90_look4(const float4 *at) {
+    uint4 v;
+
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
+DEVICE u32 sm90_look(const u32 *at) {
+    return *(const volatile u32 *)at;
+}
+
 /* What this thread wrote to shared memory is seen by the copy engine and wgmma after it. */
 DEVICE void sm90_fence_async(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -232,6 +259,26 @@ DEVICE void sm90_wait_previous(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/* Registers of this warpgroup's threads from here on. */
+
+template <int N>
+DEVICE void sm90_take_registers(void) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N>
+DEVICE void sm90_give_registers(void) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* The hardware's 2^x, SPEC 2.7. */
+DEVICE float sm90_ex2(float x) {
+    float r;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 /* Tensor cores. */
 
 /* Of a matrix in shared memory; `stride` is between atoms along the rows of the matrix, `leading`
@@ -245,6 +292,15 @@ DEVICE u64 sm90_descriptor(u32 low, u32 stride) {
     u64 r;
 
     asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(low), "r"(stride >> 4 | 1u << 30));
+    return r;
+}
+
+/* Of a matrix without the swizzle: eight rows of 16 bytes an atom; `leading` between atoms along
+ * the rows. */
+DEVICE u64 sm90_descriptor_plain(u32 low, u32 stride) {
+    u64 r;
+
+    asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(low), "r"(stride >> 4));
     return r;
 }
 
@@ -331,9 +387,34 @@ DEVICE float4 sm90_load4(u32 address) {
     return v;
 }
 
+DEVICE void sm90_load4(float (&v)[4], u32 address) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+DEVICE void sm90_load4(u32 (&v)[4], u32 address) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* Four times the same. */
+DEVICE void sm90_fill4(u32 address, u32 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(x) : "memory");
+}
+
 DEVICE void sm90_store4(u32 address, u32 x, u32 y, u32 z, u32 w) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z),
                  "r"(w)
+                 : "memory");
+}
+
+DEVICE void sm90_store4(u32 address, float x, float y, float z, float w) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z),
+                 "f"(w)
                  : "memory");
 }
 
@@ -407,5 +488,14 @@ struct sm90_wgmma_across;
     };
 SM90_WGMMA_ACROSS(64, SM90_T32, SM90_PLACES_32, 32, 33, 34, 35, 36, 37)
 SM90_WGMMA_ACROSS(128, SM90_T64, SM90_P64, 64, 65, 66, 67, 68, 69)
+
+/* The same of 8 columns, b in rows along K without the swizzle. */
+DEVICE void sm90_wgmma_plain8(float (&d)[4], const u32 *a, u64 b, u32 more) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
+}
 
 #endif

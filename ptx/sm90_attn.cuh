@@ -11,10 +11,7 @@
 
 /* The hardware's, SPEC 2.7. */
 DEVICE float attn_ex2(float x) {
-    float r;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
+    return sm90_ex2(x);
 }
 
 /* pow2(d) for an integer d <= 0: adding 1.5 * 2^23 + 127 leaves the exponent field in the lowest
@@ -79,20 +76,8 @@ DEVICE u32 attn_packet_word(float x) {
 }
 
 DEVICE void attn_packet_leave(float4 *at, const float4 &x) {
-    asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at),
-                 "r"(attn_packet_word(x.x)), "r"(attn_packet_word(x.y)),
-                 "r"(attn_packet_word(x.z)), "r"(attn_packet_word(x.w))
-                 : "memory");
-}
-
-DEVICE uint4 attn_packet_look(const float4 *at) {
-    uint4 v;
-
-    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(at)
-                 : "memory");
-    return v;
+    sm90_leave4(at, make_uint4(attn_packet_word(x.x), attn_packet_word(x.y),
+                               attn_packet_word(x.z), attn_packet_word(x.w)));
 }
 
 /* n of them, at most N, STEP apart, to `use` in order. */
@@ -102,11 +87,11 @@ DEVICE void attn_packets_take(float4 *at, u32 n, const F &use) {
 
 #pragma unroll
     for (u32 i = 0; i < N; i++)
-        if (i < n) v[i] = attn_packet_look(at + i * STEP);
+        if (i < n) v[i] = sm90_look4(at + i * STEP);
 #pragma unroll
     for (u32 i = 0; i < N; i++) {
         if (i >= n) continue;
-        while (!v[i].x || !v[i].y || !v[i].z || !v[i].w) v[i] = attn_packet_look(at + i * STEP);
+        while (!v[i].x || !v[i].y || !v[i].z || !v[i].w) v[i] = sm90_look4(at + i * STEP);
         *(uint4 *)(at + i * STEP) = make_uint4(0, 0, 0, 0);
         use(make_float4(num_from_bits(~v[i].x), num_from_bits(~v[i].y), num_from_bits(~v[i].z),
                         num_from_bits(~v[i].w)));
@@ -130,7 +115,7 @@ DEVICE struct attn_share attn_share(const struct sm90_attn &a, u32 n_parts, u32 
     if (threadIdx.x == 0) {
         shared_count = atomicAdd(counter, 1u);
         if (a.together)
-            while (*(volatile u32 *)counter < n_parts) continue;
+            while (sm90_look(counter) < n_parts) continue;
         else if (shared_count == n_parts - 1)
             *counter = 0; /* for the next launch */
     }

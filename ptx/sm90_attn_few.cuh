@@ -201,11 +201,7 @@ DEVICE void few_cut_values(u32 stage, u32 n_keys) {
         const u32 key = e / (D / 8), chunk = e % (D / 8) * 8;
 
         if (key < n_keys) continue;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         stage + key / PAGE * (PAGE * D * 2) +
-                         2 * SM90_ATTN_AT(key % PAGE, chunk, D)),
-                     "r"(0)
-                     : "memory");
+        sm90_fill4(stage + key / PAGE * (PAGE * D * 2) + 2 * SM90_ATTN_AT(key % PAGE, chunk, D), 0);
     }
     sm90_fence_async(); /* before the copy engine writes here again */
 }

@@ -209,17 +209,14 @@ DEVICE void many_cut_values(struct many_shared<STAGES> &sh, const struct sm90_at
 
         if (start + key <= seen) continue;
         if (start + key < tile.end) {
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                         : "r"(at)
-                         : "memory");
+            sm90_load4(v, at);
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
                 bad |= (v[i] & 0x7f80) == 0x7f80 || (v[i] & 0x7f800000) == 0x7f800000;
             if (!bad) continue;
             atomicMin(&sh.bad, start + key);
         }
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+        sm90_fill4(at, 0);
     }
     sm90_fence_async(); /* before wgmma reads, and the copy engine writes here again */
 }
@@ -241,17 +238,10 @@ DEVICE void many_fold(struct many_rows<D> &t, const float (&m)[2], u32 total_at,
         const u32 at = total_at + j * (WG_THREADS * 4);
         float old[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
-        if (t.folded)
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(old[0]), "=f"(old[1]), "=f"(old[2]), "=f"(old[3])
-                         : "r"(at)
-                         : "memory");
+        if (t.folded) sm90_load4(old, at);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) t.o[j + i] = attn_folded(f[i / 2], old[i], t.o[j + i]);
-        if (!last)
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(t.o[j]),
-                         "f"(t.o[j + 1]), "f"(t.o[j + 2]), "f"(t.o[j + 3])
-                         : "memory");
+        if (!last) sm90_store4(at, t.o[j], t.o[j + 1], t.o[j + 2], t.o[j + 3]);
     }
 }
 
@@ -346,10 +336,7 @@ DEVICE void many_queries(const struct sm90_attn &a, const struct sm90_attn_tile 
         if (row < n_rows)
             v = *(const uint4 *)((const u16 *)a.q + (u64)(tile.row + row / a.n_shared) * a.q_stride +
                                  (blockIdx.x * a.n_shared + row % a.n_shared) * D + chunk);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         queries + 2 * SM90_ATTN_AT(r, chunk, D)),
-                     "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                     : "memory");
+        sm90_store_shared(queries + 2 * SM90_ATTN_AT(r, chunk, D), v);
     }
     sm90_fence_async();
 }
@@ -489,13 +476,13 @@ DEVICE void many_run(const struct sm90_attn &a) {
         return;
     }
     if (threadIdx.x >= WGS * WG_THREADS) {
-        if (WGS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (WGS == 2) sm90_give_registers<24>();
         if (threadIdx.x == WGS * WG_THREADS)
             many_copy<D, WGS, STAGES>(a, tile, unit, sh, base);
         else
             sm90_wait_previous();
     } else {
-        if (WGS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        if (WGS == 2) sm90_take_registers<240>();
         sm90_wait_previous();
         many_compute<D, WGS, STAGES>(a, tile, unit, sh, base);
         if (threadIdx.x == 0) sm90_launch_next(); // as late as in sm90_attn_few.cuh, and why

@@ -169,10 +169,6 @@ DEVICE void prompt_copy(const struct sm90_attn &a, struct prompt_shared &sh, u32
     if (!waited) sm90_wait_previous();
 }
 
-DEVICE void prompt_copy_16(u32 to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 /* In a block that not all rows see whole: values past the end of the sequence may be anything, and
  * values of keys that a row does not see may be not finite; 0 times either is not 0.  Where such a
  * key is seen, the row's result is not finite either way, so zero will do, and a note. */
@@ -188,17 +184,14 @@ DEVICE void prompt_cut(struct prompt_unit &unit, u32 stage, u32 start, u32 threa
         u32 v[4], bad = 0;
 
         if (start + key < end) {
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                         : "r"(at)
-                         : "memory");
+            sm90_load4(v, at);
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
                 bad |= (v[i] & 0x7f80) == 0x7f80 || (v[i] & 0x7f800000) == 0x7f800000;
             if (!bad) continue;
             atomicMin(&unit.bad, start + key);
         }
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+        sm90_fill4(at, 0);
     }
     sm90_fence_async(); /* before wgmma reads, and the copy engine writes here again */
 }
@@ -232,10 +225,10 @@ DEVICE void prompt_help(const struct sm90_attn &a, struct prompt_shared &sh, u32
                 const u32 query_row = min(wg * WG_ROWS + r, n_rows - 1);
                 const u32 i = query_row * inverse >> 16, h = query_row - i * a.n_shared;
 
-                prompt_copy_16(base + layout::queries + wg * layout::query_bytes +
-                                   2 * SM90_ATTN_AT(r, chunk, D),
-                               (const u16 *)a.q + (u64)(row + i) * a.q_stride +
-                                   (head * a.n_shared + h) * D + chunk);
+                sm90_copy_16(base + layout::queries + wg * layout::query_bytes +
+                                 2 * SM90_ATTN_AT(r, chunk, D),
+                             (const u16 *)a.q + (u64)(row + i) * a.q_stride +
+                                 (head * a.n_shared + h) * D + chunk);
             }
             if (thread < WG_ROWS)
                 sh.positions[wg][thread] = attn_position(
@@ -294,28 +287,17 @@ DEVICE void prompt_scores(struct prompt_rows<D> &t, u32 queries, u32 keys) {
     sm90_wgmma_commit();
 }
 
-/* d = a b + (more ? d : 0), b 16 x 8 in rows along K. */
-DEVICE void prompt_wgmma_8(float (&d)[4], const u32 *a, u64 b, u32 more) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
-}
-
 /* One step of the sums: keys 16 i and on of the block.  `after` is 0, but not before it is known:
  * the step waits for what `after` is made of. */
 template <int D>
 DEVICE void prompt_value_step(struct prompt_shared &sh, struct prompt_rows<D> &t, u32 low, u32 i,
                               u32 after) {
     const u32 ones_low = sm90_descriptor_low(sm90_shared(sh.ones), 128);
-    u64 ones;
 
     sm90_wgmma_fence();
     sm90_wgmma_across<D>::run(t.o, t.p + 4 * i, sm90_descriptor(low + i * (2 * D) + after, 16 * D),
                               i || !t.fresh);
-    asm("mov.b64 %0, {%1, %2};" : "=l"(ones) : "r"(ones_low), "r"(128u >> 4));
-    prompt_wgmma_8(t.sums, t.p + 4 * i, ones, i || !t.fresh);
+    sm90_wgmma_plain8(t.sums, t.p + 4 * i, sm90_descriptor_plain(ones_low, 128), i || !t.fresh);
     sm90_wgmma_commit();
 }
 
@@ -400,17 +382,10 @@ DEVICE void prompt_fold(struct prompt_rows<D> &t, const float (&m)[2], u32 total
         const u32 at = total_at + j * (WG_THREADS * 4);
         float old[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
-        if (t.folded)
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(old[0]), "=f"(old[1]), "=f"(old[2]), "=f"(old[3])
-                         : "r"(at)
-                         : "memory");
+        if (t.folded) sm90_load4(old, at);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) t.o[j + i] = attn_folded(f[i / 2], old[i], t.o[j + i]);
-        if (!last)
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(t.o[j]),
-                         "f"(t.o[j + 1]), "f"(t.o[j + 2]), "f"(t.o[j + 3])
-                         : "memory");
+        if (!last) sm90_store4(at, t.o[j], t.o[j + 1], t.o[j + 2], t.o[j + 3]);
     }
 }
 
@@ -470,10 +445,7 @@ DEVICE void prompt_write(const struct sm90_attn &a, const struct prompt_unit &un
         const u32 from = i + lane / (D / 8), chunk = lane % (D / 8);
         u32 v[4];
 
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                     : "r"(prompt_strip<D>(strips, from, chunk))
-                     : "memory");
+        sm90_load4(v, prompt_strip<D>(strips, from, chunk));
         if (r < n_rows)
             *(uint4 *)((u16 *)a.out + ((u64)(first_row + row) * a.n_heads + first_head + head) * D +
                        chunk * 8) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -713,7 +685,7 @@ DEVICE void prompt_run(const struct sm90_attn &a) {
     sm90_fence_async(); // before wgmma reads
     __syncthreads(); // nobody touches a barrier before it is made
     if (threadIdx.x >= WGS * WG_THREADS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        sm90_give_registers<40>();
         if (threadIdx.x == WGS * WG_THREADS) {
             prompt_copy<D>(a, sh, base);
         } else {
@@ -721,7 +693,7 @@ DEVICE void prompt_run(const struct sm90_attn &a) {
             if (threadIdx.x >= WGS * WG_THREADS + 32) prompt_help<D>(a, sh, base);
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        sm90_take_registers<232>();
         sm90_wait_previous();
         prompt_compute<D>(a, sh, base);
         if (threadIdx.x == 0) sm90_launch_next(); // as late as in sm90_attn_few.cuh, and why
