@@ -62,6 +62,10 @@ static const struct row rows[] = {
     {{"a prompt", 2, 1, 128, 128, 1, {{0, 161}}}, WHOLE, {1, false}, ALL_REGIMES},
     {{"a prompt, 3 heads to one", 6, 2, 64, 256, 1, {{0, 75}}}, WHOLE, {2, false}, ALL_REGIMES},
     {{"the middle of prompts", 4, 2, 64, 128, 2, {{190, 70}, {63, 66}}}, WHOLE, {3, false}, 0x51},
+    {{"more units than places", 4, 2, 64, 128, 3, {{0, 40}, {70, 40}, {3, 33}}},
+     WHOLE,
+     {1, false},
+     0x41},
     {{"the end of a prompt", 8, 1, 128, 256, 1, {{381, 20}}}, WHOLE, {2, false}, 0x41},
 };
 
