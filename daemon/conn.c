@@ -624,12 +624,13 @@ uint64_t conn_deadline_ms(const struct conn *c) {
     return due_ms;
 }
 
-/* Sends, and keeps account of whether the client reads. */
+/* Sends, and keeps account of whether the client reads.  What a request lacks while the engine owes
+ * events of others is not for the client to give. */
 static int send_some(struct conn *c, uint64_t now_ms) {
     size_t n_sent;
     int r = out_send(&c->owner.out, c->fd, &n_sent);
 
-    if (r == 0 && !c->owner.starved)
+    if (r == 0 && !(c->owner.starved && out_still(&c->owner.out)))
         c->stalled_ms = 0;
     else if (n_sent > 0 || c->stalled_ms == 0)
         c->stalled_ms = now_ms;

@@ -428,9 +428,15 @@ void request_pump(struct request_owner *o) {
     o->starved = false;
     for (uint32_t i = 0; i < o->n_requests; i++) n_takers += takes_grants(o->requests[i]);
     for (uint32_t i = 0; i < o->n_requests; i++) {
-        struct request *r = o->requests[(o->turn + i) % o->n_requests];
+        const uint32_t at = (o->turn + i) % o->n_requests;
+        struct request *r = o->requests[at];
 
-        if (takes_grants(r) && !grant_pump(o, r, budget, n_takers)) o->starved = true;
+        if (!takes_grants(r) || grant_pump(o, r, budget, n_takers)) continue;
+        o->starved = true;
+        /* It is next: what comes back is not for those behind it, whose events may be smaller. */
+        if (r->event_bytes > budget) continue;
+        o->turn = at;
+        return;
     }
     if (o->n_requests) o->turn = (o->turn + 1) % o->n_requests;
 }

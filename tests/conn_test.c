@@ -400,13 +400,18 @@ static void prompt(struct side *s, uint64_t id, const void *data, uint32_t n_dat
 }
 
 /* A request that has been accepted. */
-static void begin(struct side *s, uint64_t id, uint32_t max_tokens) {
+static void begin_of(struct side *s, uint64_t id, uint32_t max_tokens, uint8_t logprobs) {
     struct wire_submit q = plain(3);
 
     q.max_tokens = max_tokens;
+    q.logprobs = logprobs;
     submit(s, id, &q);
     prompt(s, id, "abc", 3, true);
     (void)expect(s, WIRE_ACCEPTED, id);
+}
+
+static void begin(struct side *s, uint64_t id, uint32_t max_tokens) {
+    begin_of(s, id, max_tokens, 0);
 }
 
 static void run_out(struct side *s) {
@@ -958,6 +963,76 @@ static void test_equal_shares(void **state) {
     side_close(s);
 }
 
+/* More requests than credit and room hold one event each: they take turns, those with large events
+ * beside small ones too, however often the loop comes round between two steps. */
+static void test_turns(void **state) {
+    enum { N = SLOTS, STEPS = 200 };
+
+    (void)state;
+    config.max_requests_per_connection = N;
+    for (int n_turns = 1; n_turns <= 2 * N; n_turns++) {
+        struct side *s = side_open(CONN_DATA);
+        uint32_t least = UINT32_MAX, most = 0;
+        uint8_t bytes[64];
+
+        say_hello(s, WIRE_CREDIT_MIN);
+        for (uint64_t id = 1; id <= N; id++) begin_of(s, id, 250, id % 4 ? 1 + WIRE_TOP_MAX : 0);
+        for (uint32_t step = 0; step < STEPS; step++) {
+            struct wire_frame f;
+            uint32_t n_bytes = 0;
+
+            fake_step(1);
+            turn(s);
+            receive(s);
+            while (wire_read(s->in + s->at, s->n_in - s->at, WIRE_PAYLOAD_MAX, &f) > 0) {
+                s->at += WIRE_HEADER_BYTES + f.payload_bytes;
+                n_bytes += WIRE_HEADER_BYTES + f.payload_bytes;
+            }
+            send_bytes(s, bytes, wire_write_u32(bytes, sizeof(bytes), WIRE_CREDIT, 0, n_bytes));
+            for (int i = 0; i < n_turns; i++) turn(s);
+        }
+        for (int i = 0; i < N; i++) {
+            if (fake.slots[i].n_output < least) least = fake.slots[i].n_output;
+            if (fake.slots[i].n_output > most) most = fake.slots[i].n_output;
+        }
+        if (most - least > 2) fail_msg("%d turns a step: %u to %u tokens", n_turns, least, most);
+        assert_true(least > STEPS / 8);
+        side_close(s);
+        fake_step(0);
+        request_serve_events(&serve);
+    }
+}
+
+/* What a slow engine owes is not what a client leaves unread. */
+static void test_slow_engine(void **state) {
+    struct side *s;
+
+    (void)state;
+    config.max_requests_per_connection = SLOTS;
+    s = side_open(CONN_DATA);
+    say_hello(s, WIRE_CREDIT_MIN);
+    for (uint64_t id = 1; id <= SLOTS; id++) begin_of(s, id, 250, 1 + WIRE_TOP_MAX);
+    for (int i = 0; i < 10; i++) {
+        turn(s);
+        now += 1000;
+    }
+    turn(s);
+    assert_non_null(s->c);
+    ping(s);
+    /* With that spent, what is missing is the client's. */
+    for (int i = 0; i < 250; i++) {
+        fake_step(1);
+        turn(s);
+        receive(s);
+    }
+    s->at = s->n_in;
+    now += 1001;
+    turn(s);
+    expect_error(s, 0, WIRE_E_SLOW, WIRE_F_NONE);
+    expect_over(s);
+    side_close(s);
+}
+
 /* No frame is larger than what the client asked for, however much comes at once. */
 static void test_payload_max(void **state) {
     struct side *s = side_open(CONN_DATA);
@@ -1367,6 +1442,8 @@ int main(void) {
         CASE(test_queue_holds_nothing),
         CASE(test_grants_come_back),
         CASE(test_equal_shares),
+        CASE(test_turns),
+        CASE(test_slow_engine),
         CASE(test_payload_max),
         CASE(test_empty_credit),
         CASE(test_prompt_stands_still),
