@@ -241,6 +241,34 @@ n=$((n + 1))
     [[ $(grep -c '^PRODUCT(.*)\|^NORM(.*)\|^SPLIT(.*)' "$dir/inc/runtime/schedule_sm90.inc") -ge 10 ]] ||
     fail "the table of tune"
 expect 2 "no geometry" "$bench" tune --device cpu llama-9
+expect 2 "--device gpu: cpu or cuda" "$bench" tune --device gpu "$dir/tiny/"
+expect 2 "--reference-device gpu: cpu or cuda" x offline --out "$dir/a" --reference-device gpu
+expect 2 "--device gpu: cpu or cuda" lab gemm --out "$dir/a" --device gpu
+
+# A table with zeros in it, as a crash of the machine leaves it, is told and not written behind.
+mkdir "$dir/zero"
+cp "$dir/x/norm.csv" "$dir/zero"
+head -c 64 /dev/zero >>"$dir/zero/norm.csv"
+echo >>"$dir/zero/norm.csv"
+cp "$dir/zero/norm.csv" "$dir/before"
+expect 1 "norm.csv: a zero byte after" lab norm --out "$dir/zero" --rows 1,64
+n=$((n + 1))
+cmp -s "$dir/zero/norm.csv" "$dir/before" || fail "a table with zeros was changed"
+
+# Weights that were not written to their end have not the name of those that were.
+if "$bench" weights 2>&1 </dev/null | grep -q "DIR is wanted"; then
+    mkdir "$dir/weights"
+    n=$((n + 1))
+    (trap '' XFSZ && ulimit -f 64 && "$bench" weights --out "$dir/weights" --geometry "$dir/tiny/") \
+        >"$dir/out" 2>&1 </dev/null
+    [[ -e $dir/weights/model.safetensors.part && ! -e $dir/weights/model.safetensors ]] ||
+        fail "half a file of weights: $(ls "$dir/weights")"
+    if [[ -e $build/tests/stub_cuda/libcuda.so.1 ]]; then
+        LD_LIBRARY_PATH=$build/tests/stub_cuda "$bench" weights --out "$dir/weights" \
+            --geometry "$dir/tiny/" >"$dir/out" 2>&1 </dev/null
+        [[ $(ls "$dir/weights") = model.safetensors ]] || fail "weights: $(ls "$dir/weights")"
+    fi
+fi
 
 # The same for a GPU, over a driver that computes nothing: what is asked of it is what it takes.
 if [[ -e $build/tests/stub_cuda/libcuda.so.1 ]]; then

@@ -29,6 +29,11 @@ static int file_read(const char *path, char **out_text) {
         end = 0;
     }
     n = (size_t)end;
+    if (n > 0 && text[n - 1] == '\0') { /* of a crash, or no table: what is behind would be lost */
+        bench_say("%s: a zero byte after %zu others: take another --out", path, n - 1);
+        free(text);
+        return BENCH_FAILED;
+    }
     while (text && n > 0 && text[n - 1] != '\n') n--; /* a line that was not written to its end */
     if (text) text[n] = '\0';
     *out_text = text;

@@ -19,6 +19,7 @@ int bench_weights(const struct bench_options *o) {
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/assert.h"
 #include "runtime/cpu_pool.h"
 #include "runtime/cuda_driver.h"
 #include "runtime/device.h"
@@ -136,17 +137,20 @@ static char *make_header(const struct model *m, uint64_t *out_n_bytes) {
     return text;
 }
 
-/* The weights that --seed makes up, as a file. */
+/* The weights that --seed makes up, as a file, which has its name when it is whole. */
 static void write_file(struct run *x) {
     uint64_t n_header = 0, at;
     char *header = make_header(&x->model, &n_header);
-    const int fd = open(x->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    char part[sizeof(x->path) + 8];
+    const int n_part = snprintf(part, sizeof(part), "%s.part", x->path);
+    const int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     uint16_t *values = malloc(model_tensor_values_max(&x->model) * sizeof(*values));
     struct weights *w = NULL;
     struct err e = {"no memory"};
     struct model_tensor t;
 
-    if (fd < 0) (void)err_set(&e, -EIO, "%s: %s", x->path, strerror(errno));
+    ASSERT(n_part < (int)sizeof(part));
+    if (fd < 0) (void)err_set(&e, -EIO, "%s: %s", part, strerror(errno));
     must(header && values && fd >= 0 ? 0 : -EIO, &e);
     must(weights_make_up(&x->model, x->o->seed, &w, &e), &e);
     write_bytes(x, fd, 0, &n_header, sizeof(n_header));
@@ -162,7 +166,10 @@ static void write_file(struct run *x) {
     weights_close(w);
     free(values);
     free(header);
-    close(fd);
+    if (close(fd) < 0 || rename(part, x->path) < 0) {
+        bench_say("%s: %s", part, strerror(errno));
+        exit(BENCH_FAILED);
+    }
 }
 
 /* ---- what is allowed ---- */

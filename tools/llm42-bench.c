@@ -286,6 +286,12 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
     return r;
 }
 
+static int device(const char *name, const char *text) {
+    if (strcmp(text, "cpu") == 0 || strcmp(text, "cuda") == 0) return BENCH_OK;
+    bench_say("--%s %s: cpu or cuda", name, text);
+    return BENCH_USAGE;
+}
+
 static int take_experiment(struct bench_options *o, int flag, const char *name, const char *text) {
     const struct {
         int flag;
@@ -308,6 +314,7 @@ static int take_experiment(struct bench_options *o, int flag, const char *name, 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (texts[i].flag == flag) {
             *texts[i].to = text;
+            if (flag == DEVICE || flag == REFERENCE_DEVICE) return device(name, text);
             return BENCH_OK;
         }
     if (flag != EOS) return take_number(o, flag, name, text);

@@ -36,12 +36,12 @@ static const char log_text[] = "ptxas info    : Used 32 registers, used 1 barrie
 
 extern struct stub stub_nvrtc;
 struct stub stub_nvrtc;
-static atomic_uint n_all, n_of[N_CALLS], n_live;
+static atomic_uint n_all, n_of[N_CALLS];
 
 stub_reset stub_nvrtc_reset;
 
 __attribute__((constructor)) void stub_nvrtc_reset(void) {
-    stub_nvrtc = (struct stub){.major = 13};
+    stub_nvrtc = (struct stub){.major = 13, .n_live = stub_nvrtc.n_live};
     rule_read("STUB_NVRTC", &stub_nvrtc);
     n_all = 0;
     for (int i = 0; i < N_CALLS; i++) n_of[i] = 0;
@@ -74,7 +74,7 @@ int nvrtcCreateProgram(struct nvrtc_program **out, const char *source, const cha
     if (!*out) return INTERNAL_ERROR;
     (void)snprintf((*out)->cubin, sizeof((*out)->cubin), "\177ELF %s, %zu bytes", name,
                    strlen(source));
-    stub_nvrtc.n_live = atomic_fetch_add(&n_live, 1) + 1;
+    (void)__atomic_fetch_add(&stub_nvrtc.n_live, 1, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -123,6 +123,6 @@ int nvrtcDestroyProgram(struct nvrtc_program **p) {
 
     free(*p);
     *p = NULL;
-    stub_nvrtc.n_live = atomic_fetch_sub(&n_live, 1) - 1;
+    (void)__atomic_fetch_sub(&stub_nvrtc.n_live, 1, __ATOMIC_RELAXED);
     return r;
 }
