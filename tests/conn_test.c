@@ -23,6 +23,7 @@
 #include "daemon/config.h"
 #include "daemon/conn.h"
 #include "daemon/listen.h"
+#include "daemon/out.h"
 #include "daemon/request.h"
 #include "daemon/wire.h"
 #include "runtime/engine.h"
@@ -51,6 +52,7 @@ struct engine {
     uint32_t n_cancels;
     bool dead;
     bool queues; /* what is submitted waits until fake_start */
+    bool worst;  /* each token has as much text as an event can have */
 };
 
 static struct engine fake;
@@ -192,6 +194,8 @@ static void fake_step(uint32_t n) {
                                      .n_top = s->q.n_top,
                                      .n_text = 1,
                                      .text = {'A'}};
+
+            if (fake.worst) memset(e.text, 'A', e.n_text = ENGINE_TEXT_BYTES);
             post(s, e);
             s->n_granted--;
         }
@@ -1033,6 +1037,83 @@ static void test_slow_engine(void **state) {
     side_close(s);
 }
 
+/* One whose events are too large for what credit is left does not hold up smaller ones. */
+static void test_too_large_for_credit(void **state) {
+    const uint32_t small = WIRE_HEADER_BYTES + 12 + 4 + ENGINE_TEXT_BYTES;
+    struct side *s = side_open(CONN_DATA);
+    uint32_t n_bytes = 0;
+    struct wire_frame f;
+
+    (void)state;
+    say_hello(s, WIRE_CREDIT_MIN);
+    begin_of(s, 1, 250, 1 + WIRE_TOP_MAX);
+    begin(s, 2, 250);
+    for (int i = 0; i < 200; i++) {
+        fake_step(1);
+        while (next(s, &f)) n_bytes += WIRE_HEADER_BYTES + f.payload_bytes;
+    }
+    assert_true(fake.slots[1].n_output > fake.slots[0].n_output);
+    assert_in_range(WIRE_CREDIT_MIN - n_bytes, 0, small - 1);
+    side_close(s);
+}
+
+/* What is reserved for an event is what it takes at the worst. */
+static void test_worst_events(void **state) {
+    struct side *s;
+    uint64_t n_bytes = 0, n_credit = WIRE_CREDIT_MIN;
+    struct wire_frame f;
+    uint8_t bytes[64];
+
+    (void)state;
+    fake.worst = true;
+    config.max_requests_per_connection = SLOTS;
+    s = side_open(CONN_DATA);
+    say_hello(s, WIRE_CREDIT_MIN);
+    for (uint64_t id = 1; id <= SLOTS; id++) begin_of(s, id, 40, 1 + WIRE_TOP_MAX);
+    for (int i = 0; i < 200; i++) {
+        uint32_t n_new = 0;
+
+        fake_step(1 + (uint32_t)i % 3);
+        while (next(s, &f))
+            if (f.type != WIRE_DONE) n_new += WIRE_HEADER_BYTES + f.payload_bytes;
+        n_bytes += n_new;
+        assert_true(n_bytes <= n_credit);
+        send_bytes(s, bytes, wire_write_u32(bytes, sizeof(bytes), WIRE_CREDIT, 0, n_new));
+        n_credit += n_new;
+    }
+    for (int i = 0; i < SLOTS; i++) assert_false(fake.slots[i].used);
+    side_close(s);
+}
+
+/* However much streams are allowed, what answers need is out of their reach. */
+static void test_budget(void **state) {
+    struct out o;
+    uint8_t *p;
+    size_t n_max;
+
+    (void)state;
+    assert_int_equal(out_open(&o, 64 << 10), 0);
+    o.credit = 1 << 30;
+    assert_int_equal(out_budget(&o), (64 << 10) - OUT_ANSWERS_BYTES);
+    p = out_tail(&o, &n_max);
+    memset(p, 0, 1000);
+    out_put(&o, 1000);
+    assert_int_equal(out_budget(&o), (64 << 10) - OUT_ANSWERS_BYTES - 1000);
+    while (out_reserve(&o, 100)) continue;
+    assert_true(out_ready(&o) && out_room(&o) >= OUT_ANSWERS_BYTES - OUT_LAST_BYTES);
+    out_put(&o, OUT_ANSWERS_BYTES);
+    assert_true(o.reserved + 100 > out_budget(&o));
+    o.credit = 50;
+    o.reserved = 0;
+    assert_int_equal(out_budget(&o), 50);
+    out_put(&o, o.n_max - o.end - 10); /* of answers */
+    assert_int_equal(out_budget(&o), 0);
+    o.start = o.end - 10;
+    assert_false(out_reserve(&o, 51));
+    assert_true(out_reserve(&o, 50));
+    out_close(&o);
+}
+
 /* No frame is larger than what the client asked for, however much comes at once. */
 static void test_payload_max(void **state) {
     struct side *s = side_open(CONN_DATA);
@@ -1444,6 +1525,9 @@ int main(void) {
         CASE(test_equal_shares),
         CASE(test_turns),
         CASE(test_slow_engine),
+        CASE(test_too_large_for_credit),
+        CASE(test_worst_events),
+        CASE(test_budget),
         CASE(test_payload_max),
         CASE(test_empty_credit),
         CASE(test_prompt_stands_still),
