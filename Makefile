@@ -140,6 +140,9 @@ $(BUILD)/tests/%_test: tests/%_test.c $(BUILD)/llm42d.a $(BUILD)/libllm42.a $(re
 	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -MF $@.d $< $(receipts) $(BUILD)/llm42d.a \
 	    $(BUILD)/libllm42.a $(LIBS) -lcmocka -o $@
 
+# Where no thread can be had.
+$(BUILD)/tests/weights_feed_test: private ALL_CFLAGS += -Wl,--wrap=pthread_create
+
 # Whole daemons for tests/fault_test.sh: over a device that goes wrong, and built without CUDA.
 $(BUILD)/tests/llm42d-fault: tests/fault_daemon.c $(BUILD)/daemon/main.o $(BUILD)/llm42d.a
 	@mkdir -p $(@D)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -102,6 +103,97 @@ static void test_same_values(void **state) {
         assert_memory_equal(one, other, sizeof(one));
         weights_close(w);
         weights_close(again);
+    }
+}
+
+/* A folder of a model in a dtype, with values of no meaning. */
+static char made[] = "/tmp/weights_feed_test.XXXXXX";
+
+static void write_folder(const struct model *m, const char *dtype, uint32_t value_bytes) {
+    struct model_tensor t;
+    char name[64], header[8192] = "{";
+    uint64_t n_bytes = 0, n_header, x = 1;
+    size_t n = 1;
+    FILE *f;
+
+    memcpy(strrchr(made, '.') + 1, "XXXXXX", 6);
+    assert_non_null(mkdtemp(made));
+    (void)snprintf(name, sizeof(name), "%s/model.safetensors", made);
+    for (uint32_t i = 0; model_tensor_at(m, i, &t); i++) {
+        const uint64_t end = n_bytes + model_tensor_values(&t) * value_bytes;
+        char shape[32];
+
+        (void)snprintf(shape, sizeof(shape), t.n ? "%u,%u" : "%u", t.n ? t.n : t.n_k, t.n_k);
+        n += (size_t)snprintf(
+            header + n, sizeof(header) - n,
+            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%llu,%llu]}", i ? "," : "",
+            t.name, dtype, shape, (unsigned long long)n_bytes, (unsigned long long)end);
+        n_bytes = end;
+    }
+    header[n++] = '}';
+    n_header = n;
+    f = fopen(name, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&n_header, 8, 1, f), 1);
+    assert_int_equal(fwrite(header, n, 1, f), 1);
+    for (uint64_t i = 0; i < n_bytes; i += 2) {
+        uint16_t value;
+
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        value = (uint16_t)(x >> 48);
+        assert_int_equal(fwrite(&value, 2, 1, f), 1);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+static void remove_folder(void) {
+    char name[64];
+
+    (void)snprintf(name, sizeof(name), "%s/model.safetensors", made);
+    (void)unlink(name);
+    (void)rmdir(made);
+}
+
+/* No thread can be had. */
+static bool no_threads;
+int __real_pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg) {
+    return no_threads ? EAGAIN : __real_pthread_create(t, a, f, arg);
+}
+
+/* A tensor in many pieces, the last of them a row, from every dtype; and all of it read by the
+ * thread that asks. */
+static void test_many_pieces(void **state) {
+    static const struct {
+        const char *dtype;
+        uint32_t value_bytes;
+    } files[] = {{"BF16", 2}, {"F16", 2}, {"F32", 4}};
+    uint8_t one[WEIGHTS_DIGEST_BYTES], other[WEIGHTS_DIGEST_BYTES];
+    struct model m = read_model();
+
+    (void)state;
+    m.n_layers = 1;
+    m.vocab = 2 * WEIGHTS_FEED_BYTES / 2 / m.hidden + 1;
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        write_folder(&m, files[i].dtype, files[i].value_bytes);
+        for (int alone = 0; alone < 2; alone++) {
+            struct weights *w, *again;
+            struct err e = {{0}};
+
+            no_threads = alone;
+            assert_int_equal(weights_open(made, true, &w, &e), 0);
+            assert_int_equal(weights_open(made, true, &again, &e), 0);
+            check_all(w, &m, again, 1);
+            check_all(w, &m, again, WEIGHTS_FEED_SLOTS);
+            assert_int_equal(weights_digest(w, one, &e), 0);
+            assert_int_equal(weights_digest(again, other, &e), 0);
+            assert_memory_equal(one, other, sizeof(one));
+            weights_close(w);
+            weights_close(again);
+            no_threads = false;
+        }
+        remove_folder();
     }
 }
 
@@ -253,9 +345,10 @@ static void test_hashing_beside(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_values),  cmocka_unit_test(test_slots),
-        cmocka_unit_test(test_closed_early), cmocka_unit_test(test_cut_short),
-        cmocka_unit_test(test_changed),      cmocka_unit_test(test_hashing_beside),
+        cmocka_unit_test(test_same_values),    cmocka_unit_test(test_many_pieces),
+        cmocka_unit_test(test_slots),          cmocka_unit_test(test_closed_early),
+        cmocka_unit_test(test_cut_short),      cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_hashing_beside),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
