@@ -4,6 +4,10 @@
 #include "runtime/model.h"
 #include "runtime/schedule.h"
 
+#ifndef SCHEDULE_TABLE /* as in tests/schedule_table_test.c */
+#define SCHEDULE_TABLE "runtime/schedule_sm90.inc"
+#endif
+
 enum part { QKV, O, GATE_UP, DOWN, HEAD };
 enum kind { DECODE, PROMPT };
 
@@ -29,7 +33,7 @@ static const struct product products[] = {
 #define PRODUCT(...) {__VA_ARGS__},
 #define SPLIT(...)
 #define NORM(...)
-#include "runtime/schedule_sm90.inc"
+#include SCHEDULE_TABLE
 #undef PRODUCT
 #undef SPLIT
 #undef NORM
@@ -39,7 +43,7 @@ static const struct split splits[] = {
 #define PRODUCT(...)
 #define SPLIT(...) {__VA_ARGS__},
 #define NORM(...)
-#include "runtime/schedule_sm90.inc"
+#include SCHEDULE_TABLE
 #undef PRODUCT
 #undef SPLIT
 #undef NORM
@@ -49,7 +53,7 @@ static const struct norm norms[] = {
 #define PRODUCT(...)
 #define SPLIT(...)
 #define NORM(...) {__VA_ARGS__},
-#include "runtime/schedule_sm90.inc"
+#include SCHEDULE_TABLE
     {0, 0, 0}};
 
 /* The first line that holds the load, or what is canonical. */
