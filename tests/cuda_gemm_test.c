@@ -331,6 +331,39 @@ static void test_launches(void **state) {
     cuda_gemm_close(g);
 }
 
+/* Sums of squares: who leaves them, one for each half of a tile, which is a subtree of SPEC's; and
+ * who finds room for them and for the norm's weights. */
+static void test_squares(void **state) {
+    uint32_t n_left = 0, n_odd = 0;
+    struct cuda_gemm_weight w;
+
+    (void)state;
+    for (uint32_t i = 0; i < N_SHAPES; i++) {
+        const uint32_t n_rows = 1 + any_of(i, 30, 24), segments = 1u << any_of(i, 31, 5);
+        uint32_t n;
+
+        shape_of(i, &w);
+        n = cuda_gemm_squares(&w, n_rows, segments);
+        if (!w.cut || segments == 1 || n_rows > 16) assert_int_equal(n, 0);
+        if (n > 0) {
+            assert_int_equal(w.tile & (w.tile - 1), 0);
+            assert_int_equal(n, (w.n - 1) / (w.tile / 2) + 1); /* where the last row's goes */
+        }
+        n_left += n > 0;
+        n_odd += w.tile % 16 > 0;
+        if (w.tile % 16) assert_false(cuda_gemm_can_norm(&w, n_rows, 1, 1));
+    }
+    assert_true(n_left > 0 && n_odd > 0);
+    cuda_gemm_shape_heads(&w, 6144, 16384, 1, 128);
+    for (uint32_t n_rows = 1; n_rows <= 24; n_rows++)
+        assert_int_equal(cuda_gemm_can_norm(&w, n_rows, 1, 512), n_rows <= 16);
+    assert_false(cuda_gemm_can_norm(&w, 1, 1, 0));
+    assert_false(cuda_gemm_can_norm(&w, 1, 1, 513));
+    assert_false(cuda_gemm_can_norm(&w, 1, 2, 512));
+    cuda_gemm_shape_heads(&w, 6144, 16400, 1, 128);
+    assert_false(cuda_gemm_can_norm(&w, 1, 1, 512));
+}
+
 /* The kernel by hand knows places of the struct by number. */
 static void test_by_hand(void **state) {
 #define PLACE(name, member) \
@@ -383,6 +416,7 @@ static void test_by_hand(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches),
+                                       cmocka_unit_test(test_squares),
                                        cmocka_unit_test(test_by_hand)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
