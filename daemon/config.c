@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/assert.h"
+#include "runtime/device.h"
 #include "runtime/engine.h"
 #include "runtime/token.h"
 
@@ -542,12 +543,22 @@ uint32_t config_max_requests(const struct config *c) {
 /* What no single key can tell. */
 static void check_whole(struct reading *r, const struct config *c) {
     const uint32_t n_requests = config_max_requests(c) + c->max_queue;
+    const uint32_t n_rows = c->window * c->group + config_max_requests(c);
+    const uint32_t n_rows_max = DEVICE_ROWS_MAX - PLAN_PREFILL_MIN;
 
     r->n_files = 0;
     if (!c->model_path) fault(r, 0, "model.path is not set");
     if (n_requests > ENGINE_REQUESTS_MAX)
         fault(r, 0, "engine.max_requests + engine.max_queue is %u, the limit is %d", n_requests,
               (int)ENGINE_REQUESTS_MAX);
+    if (n_rows > n_rows_max)
+        fault(r, 0,
+              "engine.window x engine.group + engine.max_requests is %u rows, the limit is %u",
+              n_rows, n_rows_max);
+    if (!c->verify && (!c->certify || c->mismatch_ppm || c->fixed_shape))
+        fault(r, 0,
+              "experiment.verify=no: nothing is verified, so certify=no, mismatch_ppm and "
+              "engine.fixed_shape say nothing");
     if (c->socket && c->admin_socket && strcmp(c->socket, c->admin_socket) == 0)
         fault(r, 0, "server.socket and server.admin_socket are the same path");
 }

@@ -87,6 +87,17 @@ static const struct {
            "[server]\nsocket=/s\nadmin_socket=/s\n",
      "llm42d: engine.max_requests + engine.max_queue is 1100, the limit is 1024\n"
      "llm42d: server.socket and server.admin_socket are the same path\n"},
+    {"more rows than a step has",
+     MODEL "[engine]\nwindow=252\ngroup=16\n[experiment]\nverify=no\nmismatch_ppm=1\n",
+     "llm42d: engine.window x engine.group + engine.max_requests is 4096 rows, the limit is 4080\n"
+     "llm42d: experiment.verify=no: nothing is verified, so certify=no, mismatch_ppm and "
+     "engine.fixed_shape say nothing\n"},
+    {"the same on a GPU, with its own number of requests",
+     MODEL "[engine]\nwindow=240\ngroup=16\ndevice=cuda\n[experiment]\nverify=no\n",
+     "llm42d: engine.window x engine.group + engine.max_requests is 4096 rows, the limit is "
+     "4080\n"},
+    {"as many as it has", MODEL "[engine]\nwindow=239\ngroup=16\ndevice=cuda\nmax_requests=0\n",
+     ""},
 };
 
 static unsigned load_text(const char *text, struct config *c, char **out_errors) {
