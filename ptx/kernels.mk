@@ -72,7 +72,8 @@ endif
 $(BUILD)/tests/sim/sm90_%.o: ptx/sm90_%.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)printf '#include "$<"\nSIM_KERNEL(sm90_$*)\n' | $(CXX) -std=c++17 -x c++ -Itests/sim -I. -w \
-	    -fno-strict-aliasing $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) $(CFLAGS) \
+	    -fno-strict-aliasing -fno-rtti -fno-exceptions \
+	    $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize=vptr -fno-omit-frame-pointer) $(CFLAGS) \
 	    -ffp-contract=off -fno-fast-math -MMD -MP -MT $@ -MF $@.d -c - -o $@
 -include $(wildcard $(BUILD)/tests/sim/*.d)
 endif

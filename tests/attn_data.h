@@ -201,4 +201,28 @@ static void compare(const struct data *d, const uint16_t *want, const uint8_t *w
     }
 }
 
+/* At least n, a power of two. */
+static uint32_t rounded(uint64_t n) {
+    uint32_t power = 1;
+
+    while (power < n) power *= 2;
+    return n ? power : 0;
+}
+
+/* Tiles of each kind are twice as many and one more, none of whose rows are there. */
+static void fill_up(struct cuda_attn_plan *plan, const struct sm90_attn_tile *from,
+                    struct sm90_attn_tile *to) {
+    for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
+        const uint32_t n = plan->n_tiles[kind], n_filled = n ? 2 * n + 1 : 0;
+
+        memcpy(to, from, n * sizeof(*to));
+        memset(to + n, 0, (n_filled - n) * sizeof(*to));
+        from += n;
+        to += n_filled;
+        plan->n_tiles[kind] = n_filled;
+    }
+    plan->end_max = rounded(plan->end_max);
+    plan->n_keys = rounded(plan->n_keys);
+}
+
 #endif

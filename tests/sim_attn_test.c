@@ -11,12 +11,22 @@
 #include "tests/attn_data.h"
 #include "tests/sim/sim.h"
 
-/* Who folds: as planned; a block all splits of its rows; rows by themselves. */
-enum way { PLANNED, WHOLE, ALONE, WAYS };
-
 static struct cuda_driver driver;
-static uint64_t seed = 1;
-static uint64_t n_launches;
+
+/* All must have run, by the end. */
+static struct {
+    const char *name;
+    unsigned n;
+} launches[] = {
+    {"sm90_attn_bf16_few64", 0},    {"sm90_attn_bf16_few128", 0},
+    {"sm90_attn_bf16_some64", 0},   {"sm90_attn_bf16_some128", 0},
+    {"sm90_attn_bf16_many64", 0},   {"sm90_attn_bf16_many128", 0},
+    {"sm90_attn_bf16_prompt64", 0}, {"sm90_attn_bf16_prompt128", 0},
+    {"sm90_attn_bf16_spread64", 0}, {"sm90_attn_bf16_spread128", 0},
+    {"sm90_attn_bf16_pair128", 0},
+};
+
+enum { N_KERNELS = sizeof(launches) / sizeof(launches[0]) };
 
 int __wrap_cuda_driver_entry(struct cuda_driver *d, const char *kernel, const char *entry,
                              uint32_t shared_bytes, CUfunction *out_entry, struct err *e);
@@ -31,7 +41,7 @@ int __wrap_cuda_driver_entry(struct cuda_driver *d, const char *kernel, const ch
 
 int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l, struct err *e) {
     (void)e;
-    n_launches++;
+    for (int i = 0; i < N_KERNELS; i++) launches[i].n += !strcmp(launches[i].name, l->name);
     sim_run(&(struct sim_launch){.name = l->name,
                                  .grid = {l->grid[0], l->grid[1], l->grid[2]},
                                  .block = {l->block[0], l->block[1], l->block[2]},
@@ -42,50 +52,115 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     return 0;
 }
 
-/* A GPU of so many multiprocessors; shared: others' kernels have some. */
-struct gpu_size {
-    uint32_t n_units;
-    bool shared;
-};
-
 struct row {
     struct step step;
-    enum way way;
-    struct gpu_size size;
-    uint32_t regimes; /* of them a bit each */
+    uint32_t n_units; /* of the GPU */
+    bool shared;      /* with others: no block may wait for one that has not begun */
+    bool whole;       /* a block folds all splits of its tile, however few tiles there are */
+    uint32_t regimes; /* a bit each */
 };
 
-#define ALL_REGIMES 0x7fu
+enum { ALL = 0x7f, PLAIN = 1, STEEP = 2, BAD = 0x40 };
+
+/* Sanitizers look at addresses, which one regime has like all. */
+#ifdef __SANITIZE_ADDRESS__
+enum { REGIMES = BAD };
+#else
+enum { REGIMES = ALL };
+#endif
 
 static const struct row rows[] = {
-    /* prompt: whole blocks and ragged ones, splits folded in a block, several units to a block */
-    {{"a prompt", 2, 1, 128, 128, 1, {{0, 161}}}, WHOLE, {1, false}, ALL_REGIMES},
-    {{"a prompt, 3 heads to one", 6, 2, 64, 256, 1, {{0, 75}}}, WHOLE, {2, false}, ALL_REGIMES},
-    {{"the middle of prompts", 4, 2, 64, 128, 2, {{190, 70}, {63, 66}}}, WHOLE, {3, false}, 0x51},
-    {{"more units than places", 4, 2, 64, 128, 3, {{0, 40}, {70, 40}, {3, 33}}},
-     WHOLE,
-     {1, false},
-     0x41},
-    {{"the end of a prompt", 8, 1, 128, 256, 1, {{381, 20}}}, WHOLE, {2, false}, 0x41},
+    {{"few: splits as packets", 4, 1, 128, 128, 2, {{700, 1}, {255, 1}}}, 8, false, false, ALL},
+    {{"few: two splits to a block", 6, 2, 64, 128, 1, {{600, 1}}}, 4, false, false, PLAIN | BAD},
+    {{"few: parts, the last block folds", 12, 1, 64, 128, 2, {{300, 1}, {127, 1}}},
+     2,
+     true,
+     false,
+     ALL},
+    {{"few: parts, heads of 128", 2, 1, 128, 256, 2, {{520, 1}, {0, 1}}},
+     2,
+     true,
+     false,
+     PLAIN | BAD},
+    {{"few: a block folds all", 16, 1, 128, 128, 4, {{0, 1}, {63, 1}, {128, 1}, {400, 1}}},
+     1,
+     true,
+     true,
+     PLAIN | BAD},
+    {{"spread: a split's edges", 4, 2, 128, 512, 3, {{0, 1}, {64, 1}, {511, 1}}},
+     56,
+     false,
+     false,
+     PLAIN | STEEP | BAD},
+    {{"spread: splits folded", 3, 1, 128, 512, 2, {{1100, 1}, {512, 1}}}, 60, false, false, ALL},
+    {{"spread: heads of 64, 12 to one", 12, 1, 64, 512, 2, {{700, 1}, {130, 1}}},
+     40,
+     false,
+     false,
+     ALL},
+    {{"pair: splits folded", 8, 2, 128, 512, 2, {{640, 1}, {200, 1}}},
+     31,
+     false,
+     false,
+     PLAIN | STEEP | BAD},
+    {{"some: shares of a fold", 8, 2, 128, 128, 2, {{250, 9}, {100, 3}}}, 16, false, false, ALL},
+    {{"some: parts, the last block folds", 9, 3, 64, 128, 2, {{250, 21}, {60, 9}}},
+     2,
+     true,
+     false,
+     PLAIN | STEEP | BAD},
+    {{"some: a block folds all", 6, 1, 64, 128, 2, {{300, 10}, {0, 2}}},
+     1,
+     true,
+     true,
+     PLAIN | BAD},
+    {{"some: no split", 16, 1, 128, 1 << 20, 1, {{200, 4}}}, 4, false, false, PLAIN | BAD},
+    {{"many: shares of a fold", 4, 1, 128, 128, 1, {{200, 40}}}, 16, false, false, PLAIN | BAD},
+    {{"many: parts, the last block folds", 2, 1, 64, 256, 1, {{270, 70}}},
+     2,
+     true,
+     false,
+     PLAIN | STEEP | BAD},
+    /* Whole blocks and ragged ones, splits folded in a block, several units to a block. */
+    {{"prompt: from its start", 2, 1, 128, 128, 1, {{0, 161}}}, 1, false, true, ALL},
+    {{"prompt: 3 heads to one", 6, 2, 64, 256, 1, {{0, 75}}}, 2, false, true, PLAIN | STEEP | BAD},
+    {{"prompt: from the middle", 4, 2, 64, 128, 2, {{190, 70}, {63, 66}}},
+     3,
+     false,
+     true,
+     PLAIN | BAD},
+    {{"prompt: more units than places", 4, 2, 64, 128, 3, {{0, 40}, {70, 40}, {3, 33}}},
+     1,
+     false,
+     true,
+     PLAIN | BAD},
+    {{"prompt: its end", 8, 1, 128, 256, 1, {{381, 20}}}, 2, false, true, PLAIN | BAD},
 };
 
-static void run_by(const struct data *d, const struct cuda_attn_shape *shape, enum way way,
-                   const uint16_t *want, const uint8_t *want_flagged) {
+/* `filled`: with tiles of no rows and lengths rounded up, as graphs are. */
+static void by_host(const struct data *d, const struct cuda_attn_shape *shape, bool whole,
+                    bool filled, const uint16_t *want, const uint8_t *want_flagged) {
+    static unsigned char *work; /* where each finds what the one before left */
     const size_t out_bytes = (size_t)d->n_rows * shape->n_heads * shape->head_dim * 2;
-    struct sm90_attn_tile *tiles = gpu_host(d->n_rows * sizeof(*tiles));
+    struct sm90_attn_tile *tiles =
+        gpu_host((2 * (size_t)d->n_rows + CUDA_ATTN_KINDS) * sizeof(*tiles));
+    struct sm90_attn_tile *planned = gpu_host(d->n_rows * sizeof(*planned));
     uint16_t *got = gpu_host(out_bytes);
     uint8_t *got_flagged = gpu_host(d->n_rows);
     struct cuda_attn_plan plan;
     struct cuda_attn *attn;
     struct err e = {""};
-    unsigned char *work;
 
     GPU_CHECK(cuda_attn_open(&driver, shape, &attn, &e));
-    work = calloc(1, cuda_attn_work_bytes(attn));
-    cuda_attn_plan(attn, d->rows, d->n_rows, tiles, &plan);
-    if (way == WHOLE)
-        for (int kind = CUDA_ATTN_SOME; kind < CUDA_ATTN_KINDS; kind++)
-            plan.run_n_keys[kind] = UINT32_MAX;
+    if (!work) work = calloc(1, cuda_attn_work_bytes(attn));
+    if (!work) exit(1);
+    cuda_attn_plan(attn, d->rows, d->n_rows, planned, &plan);
+    memcpy(tiles, planned, d->n_rows * sizeof(*tiles));
+    if (filled) fill_up(&plan, planned, tiles);
+    if (whole) plan.n_keys = UINT32_MAX;
+    for (int kind = 0; kind < CUDA_ATTN_KINDS && whole; kind++) plan.run_n_keys[kind] = UINT32_MAX;
+    memset(got, GPU_POISON, out_bytes);
+    memset(got_flagged, 0, d->n_rows);
     const struct cuda_attn_args args = {
         .d_pages = (uintptr_t)d->gpu_pages,
         .d_q = (uintptr_t)d->qkv,
@@ -99,53 +174,56 @@ static void run_by(const struct data *d, const struct cuda_attn_shape *shape, en
         .position_stride = sizeof(struct device_row) / 4,
         .split_keys = d->step->split_keys,
     };
-    memset(got, GPU_POISON, out_bytes);
-    memset(got_flagged, 0, d->n_rows);
     GPU_CHECK(cuda_attn_run(attn, &plan, &args, &e));
     compare(d, want, want_flagged, got, got_flagged);
     cuda_attn_close(attn);
-    free(work);
     free(tiles);
+    free(planned);
     free(got);
     free(got_flagged);
 }
 
-int main(void) {
+static void run_row(const struct row *row, uint32_t regime, uint64_t seed) {
+    struct cuda_attn_shape shape;
+    struct data d;
+    uint16_t *want;
+    uint8_t *want_flagged;
+
+    data_open(&d, &row->step, &regimes[regime], &shape);
+    want = gpu_host((size_t)d.n_rows * shape.n_heads * shape.head_dim * 2);
+    want_flagged = gpu_host(d.n_rows);
+    memset(want_flagged, 0, d.n_rows);
+    by_twin(&d, want, want_flagged);
+    sim_seed(seed);
+    by_host(&d, &shape, row->whole, regime % 2, want, want_flagged);
+    free(want);
+    free(want_flagged);
+    data_close(&d);
+}
+
+int main(int argc, char **argv) {
     const char *asked = getenv("LLM42_SIM_SEED");
+    const uint64_t seed = asked ? strtoull(asked, NULL, 0) : 1;
     struct err e = {""};
 
-    if (asked) seed = strtoull(asked, NULL, 0);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("seed %llu\n", (unsigned long long)seed);
     GPU_CHECK(cpu_pool_open(1, &pool, &e));
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        const struct row *row = &rows[i];
+    for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const unsigned before = n_failed;
-        const uint64_t launches = n_launches;
 
-        driver.n_units = row->size.n_units;
-        driver.n_own = row->size.shared ? 0 : row->size.n_units;
-        for (size_t g = 0; g < sizeof(regimes) / sizeof(regimes[0]); g++) {
-            struct cuda_attn_shape shape;
-            struct data d;
-            uint16_t *want;
-            uint8_t *want_flagged;
-
-            if (!(row->regimes >> g & 1)) continue;
-            data_open(&d, &row->step, &regimes[g], &shape);
-            want = gpu_host((size_t)d.n_rows * shape.n_heads * shape.head_dim * 2);
-            want_flagged = gpu_host(d.n_rows);
-            memset(want_flagged, 0, d.n_rows);
-            by_twin(&d, want, want_flagged);
-            sim_seed(seed + i * 100 + g);
-            run_by(&d, &shape, row->way, want, want_flagged);
-            free(want);
-            free(want_flagged);
-            data_close(&d);
-        }
-        printf("%s: %s, %llu launches\n", n_failed > before ? "FAIL" : "ok", row->step.name,
-               (unsigned long long)(n_launches - launches));
+        if (argc > 1 && !strstr(rows[i].step.name, argv[1])) continue;
+        driver.n_units = rows[i].n_units;
+        driver.n_own = rows[i].shared ? 0 : rows[i].n_units;
+        for (uint32_t g = 0; g < sizeof(regimes) / sizeof(regimes[0]); g++)
+            if (rows[i].regimes & REGIMES & 1u << g) run_row(&rows[i], g, seed + i * 100 + g);
+        printf("%s: %s\n", n_failed > before ? "FAIL" : "ok", rows[i].step.name);
     }
     cpu_pool_close(pool);
+    for (int i = 0; i < N_KERNELS; i++) {
+        printf("%s: %u launches\n", launches[i].name, launches[i].n);
+        if (launches[i].n == 0 && argc == 1) n_failed++;
+    }
     printf("%llu values compared, %llu rows flagged by both, %u mismatches\n",
            (unsigned long long)n_compared, (unsigned long long)n_flagged, n_failed);
     return n_failed ? 1 : 0;

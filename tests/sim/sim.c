@@ -24,7 +24,7 @@ enum {
     MARKS = 32,            /* groups of products that a thread may have committed and not awaited */
     POISON = 0xff,
     PEER_SHIFT = 24, /* of an address, above it the rank and one */
-    SPINS_MAX = 1 << 24,
+    SPINS_MAX = 1 << 20,
 };
 
 /* Whoever comes waits for the turn to end, which the last one does. */
@@ -44,7 +44,7 @@ enum wait { NOTHING, MEETING, PHASE, COPIES, PRODUCTS };
 struct thread {
     struct fibre fibre;
     struct block *block;
-    uint32_t id, n_copies; /* of its own, under way */
+    uint32_t id, n_copies, n_asked; /* copies of its own: under way, so far */
     bool done;
     enum wait wait;
     const char *what; /* it waits for, of number `which` */
@@ -59,7 +59,8 @@ struct thread {
 struct warp {
     struct meet meet;
     uint32_t words[2][SIM_LANES][SIM_WORDS];
-    uint32_t rank; /* of ready warps the highest runs */
+    uint32_t rank;  /* of ready warps the highest runs */
+    uint64_t stuck; /* when none of its lanes could run */
     bool spun;
 };
 
@@ -107,6 +108,7 @@ struct copy {
     struct block *block;  /* whose memory and barrier */
     struct thread *owner; /* of copies by threads, else NULL */
     uint32_t to, n_bytes, barrier;
+    uint32_t number; /* of its owner's */
     bool arrives, zero;
     const void *from;
     unsigned char bytes[8]; /* of sends */
@@ -131,7 +133,8 @@ static struct {
     uint32_t n_copies, copies_room;
     uint32_t copy_rate, product_rate; /* of 256: how often something lands before it must */
     uint32_t n_spins;
-} sim;
+    uint64_t now; /* counts what may let somebody go on */
+} sim = {.now = 1};
 
 /* ---- what went wrong ---- */
 
@@ -262,6 +265,7 @@ static bool come(struct meet *m, uint32_t of, const char *what, uint32_t which) 
 static void let_go(struct meet *m) {
     m->n = 0;
     m->turn++;
+    sim.now++;
 }
 
 /* ---- shared memory ---- */
@@ -357,6 +361,7 @@ static void settle(struct barrier *b) {
     if (b->pending || b->n_bytes) return;
     b->pending = b->count;
     b->phase++;
+    sim.now++;
 }
 
 static void arrive(struct block *b, uint32_t address) {
@@ -539,6 +544,7 @@ static void put(struct copy c) {
         if (!sim.copies) exit(1);
     }
     c.block->n_copies++;
+    if (c.owner) c.number = c.owner->n_asked++;
     sim.copies[sim.n_copies++] = c;
 }
 
@@ -547,11 +553,15 @@ static void land(void) {
     uint32_t i = sim_random() % sim.n_copies;
     struct copy c;
 
-    if (sim.copies[i].arrives)
-        for (uint32_t j = 0; j < i; j++)
-            if (sim.copies[j].owner == sim.copies[i].owner) i = j;
+    /* Rather another one than a search. */
+    for (uint32_t j = 0; j < 8 && sim.copies[i].arrives && sim.copies[i].owner->n_copies; j++)
+        i = sim_random() % sim.n_copies;
+    for (uint32_t j = 0; j < sim.n_copies && sim.copies[i].arrives; j++)
+        if (sim.copies[j].owner == sim.copies[i].owner &&
+            sim.copies[j].number < sim.copies[i].number)
+            i = j;
     c = sim.copies[i];
-    memmove(sim.copies + i, sim.copies + i + 1, (--sim.n_copies - i) * sizeof(c));
+    sim.copies[i] = sim.copies[--sim.n_copies];
     c.block->n_copies--;
     if (c.arrives) {
         arrive(c.block, c.barrier);
@@ -562,7 +572,7 @@ static void land(void) {
     else
         memcpy(memory(c.block, c.to, c.n_bytes), c.from ? c.from : c.bytes, c.n_bytes);
     if (c.owner) {
-        c.owner->n_copies--;
+        if (--c.owner->n_copies == 0) sim.now++;
         return;
     }
     barrier_of(c.block, c.barrier)->n_bytes -= c.n_bytes;
@@ -585,6 +595,7 @@ void sim_send(uint32_t to, const void *from, uint32_t n_bytes, uint32_t barrier)
     struct copy c = {.block = b, .to = to, .n_bytes = n_bytes};
 
     if (owner(&barrier) != b) fail("told in another block, a send to", to);
+    barrier_of(b, barrier);
     c.barrier = barrier;
     memcpy(c.bytes, from, n_bytes);
     put(c);
@@ -669,6 +680,7 @@ static void multiply(struct block *b, struct group *g) {
         }
     g->first = p->next;
     g->n_done++;
+    sim.now++;
     free(p->sums);
     free(p);
 }
@@ -822,16 +834,24 @@ static struct group *busy_group(struct block *b) {
     return NULL;
 }
 
+static bool warp_ready(const struct block *b, uint32_t w) {
+    for (uint32_t t = w * SIM_LANES; t < sim.n_threads && t < (w + 1) * SIM_LANES; t++)
+        if (!b->threads[t].done && ready(&b->threads[t])) return true;
+    return false;
+}
+
 /* The preferred one of a block's warps that have a lane which may run. */
 static struct warp *ready_warp(struct block *b) {
     struct warp *best = NULL;
 
-    for (uint32_t t = 0; t < sim.n_threads; t++) {
-        struct warp *w = &b->warps[t / SIM_LANES];
+    for (uint32_t i = 0; i * SIM_LANES < sim.n_threads; i++) {
+        struct warp *w = &b->warps[i];
 
-        if (b->threads[t].done || !ready(&b->threads[t])) continue;
-        if (!best || w->rank > best->rank) best = w;
-        t |= SIM_LANES - 1;
+        if (w->stuck == sim.now || (best && w->rank <= best->rank)) continue;
+        if (warp_ready(b, i))
+            best = w;
+        else
+            w->stuck = sim.now;
     }
     return best;
 }
@@ -871,7 +891,9 @@ static bool step(struct block *b) {
     }
     if (sim_random() % 16 == 0) b->warps[sim_random() % WARPS_MAX].rank = sim_random();
     w = ready_warp(b);
-    if (w)
+    if (w && w->spun && sim.n_copies && sim_random() % 4 == 0)
+        land(); /* what it looks for, maybe */
+    if (w && (!w->spun || !g))
         run_warp(b, w);
     else if (g)
         multiply(b, g);
@@ -886,7 +908,7 @@ static void run_all(void) {
 
         while (sim.n_started < sim.n_blocks && sim.n_running + sim.cluster <= sim.n_places)
             cluster_open();
-        if (sim_random() % 8 == 0) at = sim_random();
+        if (sim.n_spins || sim_random() % 32 == 0) at = sim_random();
         at %= sim.n_running;
         while (n_stuck < sim.n_running && !step(sim.running[at])) {
             at = (at + 1) % sim.n_running;
