@@ -436,6 +436,16 @@ static void test_room(void **state) {
         toy_room_pages = 0;
         assert_int_equal(engine_facts_get(h.engine)->options.kv_tokens, 64 * cases[i].n_pages);
         harness_close(&h);
+        /* Pages of padding come out of the same room. */
+        o.fixed_shape = true;
+        o.window = 32;
+        o.group = 8;
+        toy_room_pages = cases[i].n_room ? cases[i].n_room + 4 : 0;
+        if (cases[i].n_room == UINT64_MAX) toy_room_pages = UINT64_MAX;
+        harness_open(&h, &o, toy_open());
+        toy_room_pages = 0;
+        assert_int_equal(engine_facts_get(h.engine)->options.kv_tokens, 64 * cases[i].n_pages);
+        harness_close(&h);
     }
 }
 

@@ -245,6 +245,25 @@ expect 2 "--device gpu: cpu or cuda" "$bench" tune --device gpu "$dir/tiny/"
 expect 2 "--reference-device gpu: cpu or cuda" x offline --out "$dir/a" --reference-device gpu
 expect 2 "--device gpu: cpu or cuda" lab gemm --out "$dir/a" --device gpu
 
+expect 2 "--rows 257: up to 256 here" lab gemm --out "$dir/a" --rows 1,257
+expect 2 "--rows 257: up to 256 here" lab invariance --out "$dir/a" --rows 257
+expect 2 "--rows: 8 is asked for twice" lab norm --out "$dir/a" --rows 8,1,8
+expect 2 "--rows: not of verify-cost" lab verify-cost --out "$dir/a" --rows 8
+expect 2 "--windows: not of gemm" lab gemm --out "$dir/a" --windows 8
+expect 2 "--systems: not of norm" lab norm --out "$dir/a" --systems auto
+expect 2 "--windows 8,x: whole numbers, 1 to 256" lab verify-cost --out "$dir/a" --windows 8,x
+expect 2 "--groups 0: whole numbers, 1 to 64" lab verify-cost --out "$dir/a" --groups 0
+expect 2 "--windows: 8 is asked for twice" lab verify-cost --out "$dir/a" --windows 8,4,8
+expect 2 "none of what is asked for fits" lab verify-cost --out "$dir/a" --windows 256 --groups 64
+# A context that is shorter than the stages want.
+mkdir "$dir/short"
+sed 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 64/' "$dir/tiny/config.json" \
+    >"$dir/short/config.json"
+short() { "$bench" experiment "$@" --out "$dir/short" --geometry "$dir/short/"; }
+export -f short
+expect 0 "15 done, 0 wrong" short gemm --rows 256
+expect 0 "25 done, 0 wrong" short invariance --rows 2
+
 # A table with zeros in it, as a crash of the machine leaves it, is told and not written behind.
 mkdir "$dir/zero"
 cp "$dir/x/norm.csv" "$dir/zero"

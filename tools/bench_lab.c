@@ -14,6 +14,7 @@ enum {
     LAYERS_MAX = 256,
     CALLS = 32, /* of a stage at once, or one a layer: a graph, where the device has them */
     HEADS = 8,  /* likewise */
+    CONTEXT_MIN = 2048,
 };
 
 void bench_lab_must(int r, const struct err *e) {
@@ -51,12 +52,15 @@ static int device_open(const struct bench_options *o, const char *device, struct
 
 void bench_lab_open(struct bench_lab *l, const struct bench_options *o, const char *device,
                     const struct model *m, const struct bench_lab_size *size) {
-    const uint32_t n_keys = size->n_keys < m->context ? size->n_keys : m->context;
+    /* Of a model that is geometry only: shorter contexts than the stages want are none. */
+    const uint32_t context = m->context > CONTEXT_MIN ? m->context : CONTEXT_MIN;
+    const uint32_t n_keys = size->n_keys < context ? size->n_keys : context;
     struct device_limits limits;
     struct weights *w = NULL;
     struct err e = {""};
 
     *l = (struct bench_lab){.o = o, .model = *m, .n_seqs_max = size->n_seqs};
+    l->model.context = context;
     if (size->n_layers)
         l->model.n_layers = size->n_layers == UINT32_MAX ? cold_layers(m) : size->n_layers;
     l->n_seq_pages = (n_keys + DEVICE_PAGE_TOKENS - 1) / DEVICE_PAGE_TOKENS;

@@ -1,5 +1,6 @@
 #include "tools/bench_lab_experiment.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,11 +110,82 @@ static int file_open(struct bench_lab_run *r, const struct model *m) {
     return code;
 }
 
+/* ---- What is asked for ---- */
+
+static int twice(const char *option, unsigned long n) {
+    bench_say("--%s: %lu is asked for twice", option, n);
+    return BENCH_USAGE;
+}
+
+/* A list of whole numbers, each once. */
+static int check_list(const char *option, const char *text, unsigned long most) {
+    bool seen[256 + 1] = {false};
+
+    for (const char *at = text; at; at = strchr(at, ',')) {
+        char *end;
+        unsigned long n;
+
+        if (at > text) at++;
+        n = strtoul(at, &end, 10);
+        if (!isdigit((unsigned char)*at) || (*end && *end != ',') || n < 1 || n > most) {
+            bench_say("--%s %s: whole numbers, 1 to %lu", option, text, most);
+            return BENCH_USAGE;
+        }
+        if (seen[n]) return twice(option, n);
+        seen[n] = true;
+    }
+    return BENCH_OK;
+}
+
+static int check_rows(const struct bench_options *o, uint32_t most) {
+    for (uint32_t i = 0; i < o->n_rows; i++) {
+        for (uint32_t k = 0; k < i; k++)
+            if (o->rows[k] == o->rows[i]) return twice("rows", o->rows[i]);
+        if (o->rows[i] <= most) continue;
+        bench_say("--rows %u: up to %u here", o->rows[i], most);
+        return BENCH_USAGE;
+    }
+    return BENCH_OK;
+}
+
+/* What an experiment has no use for is no option of it. */
+static int check(const struct bench_lab_run *r, const struct lab *lab) {
+    const struct bench_options *o = r->o;
+    const bool windows = lab->run == bench_lab_verify_cost;
+    const struct bench_lab_size *size = r->is_cuda ? &lab->on_gpu : &lab->on_cpu;
+    const struct {
+        const char *option, *given;
+        bool used;
+    } options[] = {
+        {"systems", o->systems, false},
+        {"workloads", o->workloads, false},
+        {"shares", o->shares, false},
+        {"rates", o->rates, false},
+        {"mismatches", o->mismatches, false},
+        {"arrivals", o->arrivals, false},
+        {"windows", o->windows, windows},
+        {"groups", o->groups, windows},
+        {"rows", o->n_rows ? "" : NULL, !windows},
+    };
+    int code;
+
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        if (options[i].given && !options[i].used) {
+            bench_say("--%s: not of %s", options[i].option, r->name);
+            return BENCH_USAGE;
+        }
+    code = check_list("windows", o->windows, 256);
+    if (code == BENCH_OK) code = check_list("groups", o->groups, 64);
+    if (code != BENCH_OK) return code;
+    return check_rows(o, lab->run == bench_lab_invariance ? size->n_seqs : size->n_rows);
+}
+
 static int run(struct bench_lab_run *r, const struct lab *lab) {
     struct bench_lab_size size = r->is_cuda ? lab->on_gpu : lab->on_cpu;
     struct model m;
     int code = geometry(r->o, &m);
 
+    if (code == BENCH_OK) code = check(r, lab);
     if (code != BENCH_OK) return code;
     if (r->is_cuda) size.n_layers = lab->n_layers;
     bench_lab_open(&r->lab, r->o, r->o->device, &m, &size);
@@ -122,6 +194,10 @@ static int run(struct bench_lab_run *r, const struct lab *lab) {
     bench_lab_close(&r->lab);
     bench_table_close(&r->table);
     if (code == BENCH_OK && bench_daemon_interrupted()) code = BENCH_INTERRUPTED;
+    if (code == BENCH_OK && r->n_there + r->n_done + r->n_wrong == 0) {
+        bench_say("%s: none of what is asked for fits", r->name);
+        code = BENCH_USAGE;
+    }
     bench_report_note(&r->o->report, "%s: %u rows were there, %u done, %u wrong", r->path,
                       r->n_there, r->n_done, r->n_wrong);
     if (code == BENCH_INTERRUPTED) bench_say("interrupted; the same command goes on from here");
