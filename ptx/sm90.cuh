@@ -153,6 +153,13 @@ DEVICE u64 sm90_policy_evict_first(void) {
     return policy;
 }
 
+DEVICE u64 sm90_policy_normal(void) {
+    u64 policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 DEVICE void sm90_copy(u32 to, const void *from, u32 n_bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
@@ -197,10 +204,26 @@ DEVICE void sm90_copy_multicast(u32 to, const void *from, u32 n_bytes, u32 barri
                  : "memory");
 }
 
+DEVICE void sm90_copy_multicast_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
+                                       u16 ranks, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(barrier), "h"(ranks), "l"(policy)
+                 : "memory");
+}
+
 DEVICE void sm90_copy_tile(u32 to, const struct sm90_map *map, u32 column, u32 row, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
+DEVICE void sm90_copy_tile_multicast(u32 to, const struct sm90_map *map, u32 column, u32 row,
+                                     u32 barrier, u16 ranks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(ranks)
                  : "memory");
 }
 
@@ -244,6 +267,30 @@ DEVICE u32 sm90_look(const u32 *at) {
     return *(const volatile u32 *)at;
 }
 
+/* Blocks that wait for each other by a word of global memory: one more, behind all that this thread
+ * wrote or saw written; how many; and what those wrote is seen from here on. */
+
+DEVICE u32 sm90_count(u32 *count) {
+    u32 before;
+
+    asm volatile("fence.acq_rel.gpu;\natom.add.relaxed.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(count)
+                 : "memory");
+    return before;
+}
+
+DEVICE u32 sm90_counted(const u32 *count) {
+    u32 now;
+
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    return now;
+}
+
+DEVICE void sm90_fence_counted(void) {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 /* What this thread wrote to shared memory is seen by the copy engine and wgmma after it. */
 DEVICE void sm90_fence_async(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -277,6 +324,21 @@ DEVICE float sm90_ex2(float x) {
 
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
+}
+
+DEVICE float sm90_reciprocal(float x) {
+    float r;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+/* Of a clock that all blocks share, in nanoseconds. */
+DEVICE u64 sm90_now(void) {
+    u64 now;
+
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
 }
 
 /* Tensor cores. */

@@ -9,11 +9,7 @@
 /* num_silu of a bfloat16, near enough that rounded to one it is the same; the test of these kernels
  * looks at all 65536.  Not below -80, where the reciprocal would leave the normal range. */
 DEVICE float gemm_silu_fast(float x) {
-    float e, inverse;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-x * NUM_LOG2E));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + e));
-    return x * inverse;
+    return x * sm90_reciprocal(1.0f + sm90_ex2(-x * NUM_LOG2E));
 }
 
 /* SPEC 2.8 on two sums each of gate and of up, in bf16; not to be used where it sets `rare`. */

@@ -115,7 +115,7 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
         u64 now, end = 0;
 
         do {
-            asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+            now = sm90_now();
             if (end == 0) end = now + g.hold_ns;
             __nanosleep(200);
         } while (now < end);
@@ -443,8 +443,8 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     const u32 n_compute = blockDim.x - FEW_COPY_THREADS, warp = threadIdx.x / 32;
     const u32 rank = g.n_ranks > 1 ? sm90_cluster_rank() : 0;
     const struct few_work w = few_work(g, rank);
-    unsigned char *dynamic = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
-    struct few_ring weights = {sm90_shared(dynamic), g.stage_blocks * g.tile * ROW_BYTES,
+    unsigned char *aligned = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
+    struct few_ring weights = {sm90_shared(aligned), g.stage_blocks * g.tile * ROW_BYTES,
                                sm90_shared(barriers[0]), sm90_shared(barriers[1]),
                                g.n_weight_stages, 0, 0};
     struct few_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
@@ -496,14 +496,14 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         if (g.n_ranks > 1) {
             /* The rings are idle, but another warpgroup may still read its last stage. */
             sm90_named_sync(1, n_compute);
-            few_park<N>(c, g, (float *)dynamic, warp);
+            few_park<N>(c, g, (float *)aligned, warp);
         }
     }
     if (g.n_ranks > 1) {
         __syncwarp();
         sm90_cluster_sync(); /* both halves are parked */
         if (warp < n_compute / 32 && w.first < w.n_tiles)
-            few_join<N>(g, share, (const float *)dynamic, w.first, rank);
+            few_join<N>(g, share, (const float *)aligned, w.first, rank);
         __syncwarp();
         sm90_cluster_sync(); /* shared memory outlives the peer's reads */
     }

@@ -153,21 +153,15 @@ template <int N>
 DEVICE void four_leave(const float (&c)[N / 2], u32 sums) {
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(sums + i * 2048),
-                     "f"(c[4 * i]), "f"(c[4 * i + 1]), "f"(c[4 * i + 2]), "f"(c[4 * i + 3])
-                     : "memory");
+        sm90_store4(sums + i * 2048, c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
 }
 
 template <int N>
 DEVICE void four_add(float (&c)[N / 2], u32 sums) {
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
-        float4 v;
+        const float4 v = sm90_load4(sums + i * 2048);
 
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                     : "r"(sums + i * 2048)
-                     : "memory");
         c[4 * i] = c[4 * i] + v.x;
         c[4 * i + 1] = c[4 * i + 1] + v.y;
         c[4 * i + 2] = c[4 * i + 2] + v.z;

@@ -42,30 +42,6 @@ SM90_WGMMA(48, SM90_T24, SM90_P24, 24, 25, 26)
 SM90_WGMMA(96, SM90_T48, SM90_P48, 48, 49, 50)
 SM90_WGMMA(256, SM90_T128, SM90_P128, 128, 129, 130)
 
-DEVICE u64 sm90_policy_normal(void) {
-    u64 policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-DEVICE void sm90_copy_multicast_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
-                                       u16 ranks, u64 policy) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster.L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(to),
-                 "l"(from), "r"(n_bytes), "r"(barrier), "h"(ranks), "l"(policy)
-                 : "memory");
-}
-
-/* To the same place of every block of the cluster in `ranks`, each told at its own barrier. */
-DEVICE void sm90_copy_tile_multicast(u32 to, const struct sm90_map *map, u32 column, u32 row,
-                                     u32 barrier, u16 ranks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(ranks)
-                 : "memory");
-}
-
 enum {
     RANKS = 2,
     ROWS = SM90_GEMM_MANY_TOKENS,
@@ -278,10 +254,7 @@ DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 end, u
     for (u32 i = 0; i < CHUNKS; i++) {
         const u32 e = i * 32 + lane;
 
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
-                     : "r"(staging + e / pieces * STAGING_PITCH + e % pieces * 16)
-                     : "memory");
+        v[i] = sm90_load_shared(staging + e / pieces * STAGING_PITCH + e % pieces * 16);
     }
 #pragma unroll
     for (u32 i = 0; i < CHUNKS; i++) {
@@ -421,16 +394,10 @@ DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
         /* Counts on and on: whoever comes is one of the SPLITS of this time. */
         u32 *const count = room.counts + (SPLITS == 4 ? COUNTS : 0) +
                            t.slot / SPLITS * COMPUTE_WARPS + warp;
-        u32 before, now;
+        const u32 before = sm90_count(count);
 
-        asm volatile("fence.acq_rel.gpu;\natom.add.relaxed.gpu.global.u32 %0, [%1], 1;"
-                     : "=r"(before)
-                     : "l"(count)
-                     : "memory");
-        do
-            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
-        while (now / SPLITS == before / SPLITS);
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        while (sm90_counted(count) / SPLITS == before / SPLITS) continue;
+        sm90_fence_counted();
     }
     __syncwarp(); /* they are all there */
 #pragma unroll
@@ -537,14 +504,14 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
     sm90_cluster_sync(); /* the peer's barriers are made, too */
 
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        sm90_give_registers<56>();
         if (threadIdx.x < 32) many_copy<N, STAGES>(map, g, ring, full, empty, rank);
         __syncwarp();
     } else {
         /* The same in a warp, and the compiler is to know it: uniform registers do the rest. */
         const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 4;
 
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        sm90_take_registers<224>();
         sm90_wait_previous(); /* `out` is ours now, and partial sums */
         if (warp < n_compute)
             many_compute<N, STAGES, SEGMENTS, SPLIT>(

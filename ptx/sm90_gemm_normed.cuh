@@ -292,8 +292,8 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
     __shared__ struct normed_place places[N];
     const u32 n_compute = blockDim.x - FEW_COPY_THREADS - NORMED_THREADS, warp = threadIdx.x / 32;
     const struct few_work w = few_work(g, 0);
-    unsigned char *dynamic = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
-    struct few_ring weights = {sm90_shared(dynamic), g.stage_blocks * g.tile * ROW_BYTES,
+    unsigned char *aligned = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
+    struct few_ring weights = {sm90_shared(aligned), g.stage_blocks * g.tile * ROW_BYTES,
                                sm90_shared(barriers[0]), sm90_shared(barriers[1]),
                                g.n_weight_stages, 0, 0};
     struct few_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
@@ -304,7 +304,7 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
 
     /* To the end of its last block: zeros, which make zeros of zeros. */
     for (u32 i = g.n_k / 8 + threadIdx.x; i < g.n_blocks * (SM90_GEMM_BLOCK / 8); i += blockDim.x)
-        ((uint4 *)(dynamic + (norm - weights.base)))[i] = uint4{0, 0, 0, 0};
+        ((uint4 *)(aligned + (norm - weights.base)))[i] = uint4{0, 0, 0, 0};
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < weights.n_stages; i++) {
             sm90_barrier_init(weights.full + 8 * i, 1);
@@ -345,7 +345,7 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
                        (n_compute + NORMED_THREADS) / 32);
         sm90_named_sync(2, n_compute + NORMED_THREADS); /* factors are there */
         sm90_barrier_wait(norm_full, 0);
-        normed_scale_rows<N>(g, w, rows, ready, (const uint4 *)(dynamic + (norm - weights.base)),
+        normed_scale_rows<N>(g, w, rows, ready, (const uint4 *)(aligned + (norm - weights.base)),
                              factors, warp - (n_compute + FEW_COPY_THREADS) / 32);
     }
 }

@@ -213,14 +213,14 @@ DEVICE void wide_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     __syncthreads(); /* nobody touches a barrier before it is made */
 
     if (warp >= 4 * WGS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        sm90_give_registers<24>();
         if (warp == 4 * WGS) wide_copy<N, STAGES>(map, g, ring);
         sm90_wait_previous(); /* who has no work, too */
     } else {
         constexpr int each = WIDE_ROWS / WIDE_WG_ROWS / WGS;
 
-        if constexpr (WGS == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-        if constexpr (WGS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        if constexpr (WGS == 4) sm90_take_registers<112>();
+        if constexpr (WGS == 2) sm90_take_registers<240>();
         sm90_wait_previous(); /* who added to `out` before us is done */
         for (u32 t = blockIdx.x; t < n_tiles; t += gridDim.x) {
             const u32 row = t % g.n_row_tiles * g.height;
