@@ -61,18 +61,22 @@ $(stubs):
 # Kernels for the host, in C++, which nothing but tests is made of (tests/sim/sim.h).
 CXX := $(if $(filter default,$(origin CXX)),$(if $(findstring clang,$(CC)),clang++,g++),$(CXX))
 sim_attn := $(filter sm90_attn_bf16_%,$(kernel_names))
+sim_gemm := $(filter-out %few8,$(filter sm90_gemm_bf16_%,$(kernel_names)))
 sim_core := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/sim/*.c))
 ifneq ($(shell command -v $(CXX)),)
 $(BUILD)/tests/sim_%: ALL_CFLAGS += -DLLM42_SIM
 $(BUILD)/tests/sim_attn_test: $(sim_core) $(sim_attn:%=$(BUILD)/tests/sim/%.o)
 $(BUILD)/tests/sim_attn_test: LIBS += $(sim_core) $(sim_attn:%=$(BUILD)/tests/sim/%.o) \
     -Wl,--wrap=cuda_driver_entry,--wrap=cuda_driver_launch
+$(BUILD)/tests/sim_gemm_test: $(sim_core) $(sim_gemm:%=$(BUILD)/tests/sim/%.o)
+$(BUILD)/tests/sim_gemm_test: LIBS += $(sim_core) $(sim_gemm:%=$(BUILD)/tests/sim/%.o) \
+    -Wl,--wrap=cuda_driver_entry,--wrap=cuda_driver_launch
 endif
 
 $(BUILD)/tests/sim/sm90_%.o: ptx/sm90_%.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)printf '#include "$<"\nSIM_KERNEL(sm90_$*)\n' | $(CXX) -std=c++17 -x c++ -Itests/sim -I. -w \
-	    -fno-strict-aliasing -fno-rtti -fno-exceptions \
+	    -Wno-psabi -fno-strict-aliasing -fno-rtti -fno-exceptions \
 	    $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize=vptr -fno-omit-frame-pointer) $(CFLAGS) \
 	    -ffp-contract=off -fno-fast-math -MMD -MP -MT $@ -MF $@.d -c - -o $@
 -include $(wildcard $(BUILD)/tests/sim/*.d)

@@ -1,6 +1,7 @@
 #include "tests/sim/sim.h"
 
 #include <link.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +40,7 @@ struct barrier {
     uint64_t phase;
 };
 
-enum wait { NOTHING, MEETING, PHASE, COPIES, PRODUCTS };
+enum wait { NOTHING, MEETING, PHASE, COPIES, PRODUCTS, PREVIOUS };
 
 struct thread {
     struct fibre fibre;
@@ -57,10 +58,10 @@ struct thread {
 };
 
 struct warp {
-    struct meet meet;
-    uint32_t words[2][SIM_LANES][SIM_WORDS];
-    uint32_t rank;  /* of ready warps the highest runs */
-    uint64_t stuck; /* when none of its lanes could run */
+    struct meet meets[SIM_LANES + 1];        /* of parts by their first lane, and of all lanes */
+    uint32_t words[4][SIM_LANES][SIM_WORDS]; /* of parts, then of all; each in turns */
+    uint32_t rank;                           /* of ready warps the highest runs */
+    uint64_t stuck;                          /* when none of its lanes could run */
     bool spun;
 };
 
@@ -111,6 +112,8 @@ struct copy {
     uint32_t number; /* of its owner's */
     bool arrives, zero;
     const void *from;
+    struct sim_map map;     /* of a tile, else of no columns */
+    uint32_t column, row;   /* of a tile */
     unsigned char bytes[8]; /* of sends */
 };
 
@@ -132,6 +135,9 @@ static struct {
     struct copy *copies;
     uint32_t n_copies, copies_room;
     uint32_t copy_rate, product_rate; /* of 256: how often something lands before it must */
+    uint32_t previous_rate;           /* of 65536: the same of the kernel before */
+    bool previous;                    /* it is not done */
+    uint64_t clock;                   /* what sm90_now() says */
     uint32_t n_spins;
     uint64_t now; /* counts what may let somebody go on */
 } sim = {.now = 1};
@@ -222,6 +228,8 @@ static bool ready(const struct thread *t) {
         return t->n_copies == 0;
     case PRODUCTS:
         return g->n_done >= t->until;
+    case PREVIOUS:
+        return !sim.previous;
     case NOTHING:
         break;
     }
@@ -458,44 +466,50 @@ void sim_cluster_wait(void) {
 /* ---- warps ---- */
 
 static bool meet_warp(uint32_t mask, const void *words, uint32_t n, struct warp **out_warp,
-                      uint32_t *out_turn) {
+                      uint32_t *out_turn, struct meet **out_meet) {
     struct thread *t = sim.thread;
     struct warp *w = &t->block->warps[t->id / SIM_LANES];
 
+    const bool all = mask == UINT32_MAX;
+    struct meet *m = &w->meets[all ? SIM_LANES : __builtin_ctz(mask)];
+
+    if (!(mask >> t->id % SIM_LANES & 1)) fail("a lane that is not of those who meet, mask", mask);
     *out_warp = w;
-    *out_turn = w->meet.turn & 1;
+    *out_turn = (all ? 2 : 0) + (uint32_t)(m->turn & 1);
+    *out_meet = m;
     if (n) memcpy(w->words[*out_turn][t->id % SIM_LANES], words, n * 4);
-    return come(&w->meet, (uint32_t)__builtin_popcount(mask), "the barrier of warp",
-                t->id / SIM_LANES);
+    return come(m, (uint32_t)__builtin_popcount(mask), "the barrier of warp", t->id / SIM_LANES);
 }
 
 const uint32_t (*sim_meet(uint32_t mask, const void *words, uint32_t n))[SIM_WORDS] {
     struct warp *w;
+    struct meet *m;
     uint32_t turn;
 
-    if (meet_warp(mask, words, n, &w, &turn)) let_go(&w->meet);
+    if (meet_warp(mask, words, n, &w, &turn, &m)) let_go(m);
     return (const uint32_t(*)[SIM_WORDS])w->words[turn];
 }
 
 void sim_load_matrices(uint32_t r[4], uint32_t address, bool across) {
     struct thread *t = sim.thread;
     struct warp *w;
+    struct meet *m;
     uint32_t turn;
 
-    if (meet_warp(UINT32_MAX, &address, 1, &w, &turn)) {
-        uint16_t m[4][8][8];
+    if (meet_warp(UINT32_MAX, &address, 1, &w, &turn, &m)) {
+        uint16_t x[4][8][8];
         uint32_t(*words)[SIM_WORDS] = w->words[turn];
 
-        for (uint32_t i = 0; i < 32; i++) memcpy(m[i / 8][i % 8], sim_at(words[i][0], 16), 16);
+        for (uint32_t i = 0; i < 32; i++) memcpy(x[i / 8][i % 8], sim_at(words[i][0], 16), 16);
         for (uint32_t lane = 0; lane < 32; lane++)
             for (uint32_t i = 0; i < 4; i++) {
                 const uint32_t row = lane / 4, k = lane % 4 * 2;
-                const uint16_t low = across ? m[i][k][row] : m[i][row][k];
-                const uint16_t high = across ? m[i][k + 1][row] : m[i][row][k + 1];
+                const uint16_t low = across ? x[i][k][row] : x[i][row][k];
+                const uint16_t high = across ? x[i][k + 1][row] : x[i][row][k + 1];
 
                 words[lane][i] = low | (uint32_t)high << 16;
             }
-        let_go(&w->meet);
+        let_go(m);
     }
     memcpy(r, w->words[turn][t->id % SIM_LANES], 16);
 }
@@ -503,16 +517,17 @@ void sim_load_matrices(uint32_t r[4], uint32_t address, bool across) {
 void sim_store_matrices(uint32_t address, const uint32_t v[4]) {
     const uint32_t own[5] = {v[0], v[1], v[2], v[3], address};
     struct warp *w;
+    struct meet *m;
     uint32_t turn;
 
-    if (!meet_warp(UINT32_MAX, own, 5, &w, &turn)) return;
+    if (!meet_warp(UINT32_MAX, own, 5, &w, &turn, &m)) return;
     for (uint32_t lane = 0; lane < 32; lane++)
         for (uint32_t i = 0; i < 4; i++) {
             char *row = sim_at(w->words[turn][i * 8 + lane / 4][4], 16);
 
             memcpy(row + lane % 4 * 4, &w->words[turn][lane][i], 4);
         }
-    let_go(&w->meet);
+    let_go(m);
 }
 
 static void halves(uint16_t *to, uint32_t word) {
@@ -548,6 +563,27 @@ static void put(struct copy c) {
     sim.copies[sim.n_copies++] = c;
 }
 
+/* Where the copy engine's swizzle of 128 bytes puts it. */
+static uint32_t swizzled(uint32_t address) {
+    return address ^ (address >> 3 & 0x70);
+}
+
+/* Zeros where the box is beyond the matrix. */
+static void land_tile(const struct copy *c) {
+    const struct sim_map *m = &c->map;
+
+    for (uint32_t r = 0; r < m->box_rows; r++)
+        for (uint32_t k = 0; k < m->box_columns; k++) {
+            const uint64_t row = (uint64_t)c->row + r, column = (uint64_t)c->column + k;
+            const uint32_t at = c->to + (r * m->box_columns + k) * 2;
+            uint16_t v = 0;
+
+            if (row < m->n_rows && column < m->n_columns)
+                memcpy(&v, m->at + row * m->row_bytes + column * 2, 2);
+            memcpy(memory(c->block, swizzled(at), 2), &v, 2);
+        }
+}
+
 /* One of them, but for an arrival, which comes after its thread's copies before it. */
 static void land(void) {
     uint32_t i = sim_random() % sim.n_copies;
@@ -567,7 +603,9 @@ static void land(void) {
         arrive(c.block, c.barrier);
         return;
     }
-    if (c.zero)
+    if (c.map.n_columns)
+        land_tile(&c);
+    else if (c.zero)
         memset(memory(c.block, c.to, c.n_bytes), 0, c.n_bytes);
     else
         memcpy(memory(c.block, c.to, c.n_bytes), c.from ? c.from : c.bytes, c.n_bytes);
@@ -587,6 +625,25 @@ void sim_copy(uint32_t to, const void *from, uint32_t n_bytes, uint32_t barrier)
     memset(memory(b, to, n_bytes), POISON, n_bytes);
     barrier_of(b, barrier);
     put((struct copy){.block = b, .to = to, .from = from, .n_bytes = n_bytes, .barrier = barrier});
+    sim_pause();
+}
+
+void sim_copy_tile(uint32_t to, const struct sim_map *map, uint32_t column, uint32_t row,
+                   uint32_t barrier) {
+    const uint32_t n_bytes = map->box_rows * map->box_columns * 2;
+    struct block *b = owner(&to);
+
+    if (owner(&barrier) != b) fail("told in another block, a tile to", to);
+    if (to % 128) fail("not aligned, a tile to", to);
+    memset(memory(b, to, n_bytes), POISON, n_bytes);
+    barrier_of(b, barrier);
+    put((struct copy){.block = b,
+                      .to = to,
+                      .n_bytes = n_bytes,
+                      .barrier = barrier,
+                      .map = *map,
+                      .column = column,
+                      .row = row});
     sim_pause();
 }
 
@@ -624,11 +681,10 @@ void sim_wait_copied(void) {
 
 /* ---- products of warpgroups ---- */
 
-/* Where the copy engine's swizzle of 128 bytes puts it. */
-static uint16_t value_at(struct block *b, uint32_t address, bool swizzled) {
+static uint16_t value_at(struct block *b, uint32_t address, bool swizzle) {
     uint16_t v;
 
-    if (swizzled) address ^= address >> 3 & 0x70;
+    if (swizzle) address = swizzled(address);
     memcpy(&v, memory(b, address, 2), 2);
     return v;
 }
@@ -740,8 +796,18 @@ void sim_wgmma_wait(uint32_t n) {
     wait_for(PRODUCTS, "products of its warpgroup", 0);
 }
 
+/* Above 0, which the contract never asks, rounded once: whoever asks wants it nearly. */
 float sim_ex2(float x) {
-    return ex2_exact(x);
+    return x > 0.0f ? exp2f(x) : ex2_exact(x);
+}
+
+void sim_wait_previous(void) {
+    wait_for(PREVIOUS, "the kernel before", 0);
+}
+
+uint64_t sim_now(void) {
+    sim_spin();
+    return sim.clock += 100;
 }
 
 /* ---- a launch ---- */
@@ -876,6 +942,12 @@ static void run_warp(struct block *b, struct warp *w) {
     if (sim.n_spins == SPINS_MAX) fail("all wait in loops", 0);
 }
 
+static void end_previous(void) {
+    sim.previous = false;
+    sim.now++;
+    sim.launch->previous();
+}
+
 /* What a block does next: a copy that lands, a product that runs, a warp.  False: nothing can. */
 static bool step(struct block *b) {
     struct group *g = busy_group(b);
@@ -897,6 +969,7 @@ static bool step(struct block *b) {
         run_warp(b, w);
     else if (g)
         multiply(b, g);
+    if (w && w->spun && sim.previous && sim_random() % 16 == 0) end_previous();
     return w || g;
 }
 
@@ -915,9 +988,13 @@ static void run_all(void) {
             n_stuck++;
         }
         if (n_stuck == sim.n_running) {
-            if (sim.n_copies == 0) fail("nobody can go on", 0);
-            land();
+            if (sim.n_copies == 0 && !sim.previous) fail("nobody can go on", 0);
+            if (sim.n_copies && (!sim.previous || sim_random() % 2))
+                land();
+            else
+                end_previous();
         }
+        if (sim.previous && sim_random() % 65536 < sim.previous_rate) end_previous();
         if (sim.running[at]->cluster->n_live == 0) cluster_close(sim.running[at]->cluster);
     }
 }
@@ -947,8 +1024,11 @@ void sim_run(const struct sim_launch *l) {
     if (n_of_unit > UNIT_THREADS / sim.n_threads) n_of_unit = UNIT_THREADS / sim.n_threads;
     sim.n_places = or_one(l->n_units) * n_of_unit;
     if (sim.n_places < sim.cluster) sim.n_places = sim.cluster;
+    sim.previous = l->previous;
+    sim.previous_rate = (uint32_t[]){0, 16, 256, 65536}[sim_random() % 4];
     sim.running = take((sim.n_places + sim.cluster) * sizeof(*sim.running));
     run_all();
+    if (sim.previous) end_previous(); /* nobody waited for it */
     free(sim.running);
     sim.running = NULL;
 }

@@ -20,8 +20,9 @@
  *   barriers   a phase that gets too many arrivals, one that was not made: faults; nobody who can
  *              go on: told
  *   clusters   their blocks run together and reach each other's shared memory
+ *   overlap    the kernel before ends at any time, and its last writes come then
  * What is not: weak memory (a missing fence), the order of lanes of a warp between two meetings,
- * registers, time, what kernels that overlap do to each other. */
+ * registers, time, when the next kernel starts. */
 #ifndef LLM42D_TESTS_SIM_SIM_H
 #define LLM42D_TESTS_SIM_SIM_H
 
@@ -49,6 +50,14 @@ struct sim_launch {
     uint32_t shared_bytes;
     uint32_t n_units; /* multiprocessors: how many blocks run at once follows from it */
     void **params;
+    void (*previous)(void); /* what the kernel before has still to do, or NULL: it is done */
+};
+
+/* A tensor map of two dimensions of 16-bit values, rows of boxes swizzled by 128 bytes. */
+struct sim_map {
+    const unsigned char *at;
+    uint64_t n_columns, n_rows, row_bytes;
+    uint32_t box_columns, box_rows;
 };
 
 /* The same seed, the same order of everything. */
@@ -102,6 +111,8 @@ void sim_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 
 /* By the copy engine, counted at a barrier; by this thread; `from` NULL: zeros. */
 void sim_copy(uint32_t to, const void *from, uint32_t n_bytes, uint32_t barrier);
+void sim_copy_tile(uint32_t to, const struct sim_map *map, uint32_t column, uint32_t row,
+                   uint32_t barrier);
 void sim_send(uint32_t to, const void *from, uint32_t n_bytes, uint32_t barrier);
 void sim_copy_own(uint32_t to, const void *from);
 void sim_arrive_copied(uint32_t barrier);
@@ -116,6 +127,11 @@ void sim_wgmma_commit(void);
 void sim_wgmma_wait(uint32_t n);
 
 float sim_ex2(float x);
+
+/* The kernel before is done. */
+void sim_wait_previous(void);
+
+uint64_t sim_now(void);
 
 #ifdef __cplusplus
 }

@@ -17,6 +17,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __noinline__ __attribute__((noinline))
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 /* Shared memory is the storage that belongs to the thread which runs all fibres: what C++ takes
@@ -212,6 +213,11 @@ static inline T __ldcg(const T *p) {
 
 /* ---- ptx/sm90.cuh ---- */
 
+struct __align__(64) sm90_map {
+    struct sim_map map;
+    u64 rest[10];
+};
+
 DEVICE u32 sm90_shared(const void *p) {
     return sim_shared(p);
 }
@@ -308,6 +314,27 @@ DEVICE void sm90_copy_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
     sim_copy(to, from, n_bytes, barrier);
 }
 
+DEVICE u64 sm90_policy_normal(void) {
+    return 0;
+}
+
+DEVICE void sm90_copy_multicast_policy(u32 to, const void *from, u32 n_bytes, u32 barrier,
+                                       u16 ranks, u64) {
+    for (u32 rank = 0; rank < 16; rank++)
+        if (ranks >> rank & 1) sim_copy(sim_peer(to, rank), from, n_bytes, sim_peer(barrier, rank));
+}
+
+DEVICE void sm90_copy_tile(u32 to, const struct sm90_map *map, u32 column, u32 row, u32 barrier) {
+    sim_copy_tile(to, &map->map, column, row, barrier);
+}
+
+DEVICE void sm90_copy_tile_multicast(u32 to, const struct sm90_map *map, u32 column, u32 row,
+                                     u32 barrier, u16 ranks) {
+    for (u32 rank = 0; rank < 16; rank++)
+        if (ranks >> rank & 1)
+            sim_copy_tile(sim_peer(to, rank), &map->map, column, row, sim_peer(barrier, rank));
+}
+
 DEVICE void sm90_copy_16(u32 to, const void *from) {
     sim_copy_own(to, from);
 }
@@ -381,9 +408,22 @@ DEVICE void sm90_leave4(float4 *at, uint4 v) {
     memcpy(at, &v, sizeof(v));
 }
 
+DEVICE u32 sm90_count(u32 *count) {
+    sim_pause();
+    return (*count)++;
+}
+
+DEVICE u32 sm90_counted(const u32 *count) {
+    sim_spin();
+    return *count;
+}
+
+DEVICE void sm90_fence_counted(void) {}
 DEVICE void sm90_fence_async(void) {}
 DEVICE void sm90_launch_next(void) {}
-DEVICE void sm90_wait_previous(void) {}
+DEVICE void sm90_wait_previous(void) {
+    sim_wait_previous();
+}
 
 template <int N>
 static inline void sm90_take_registers(void) {}
@@ -436,6 +476,28 @@ DEVICE float sm90_ex2(float x) {
     return sim_ex2(x);
 }
 
+/* Below the normal range 0, of either sign, comes and goes. */
+DEVICE float sim_flush(float x) {
+    return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
+}
+
+DEVICE float sm90_reciprocal(float x) {
+    return sim_flush(1.0f / sim_flush(x));
+}
+
+DEVICE u64 sm90_now(void) {
+    return sim_now();
+}
+
+/* A lane has a word of two values, four lanes a row. */
+DEVICE u32 sm90_transpose(u32 x) {
+    const u32(*all)[SIM_WORDS] = sim_meet(0xffffffff, &x, 1);
+    const u32 column = sim_lane() / 4, row = sim_lane() % 4 * 2;
+    const u32 first = all[row * 4 + column / 2][0], second = all[row * 4 + 4 + column / 2][0];
+
+    return (first >> column % 2 * 16 & 0xffff) | second >> column % 2 * 16 << 16;
+}
+
 DEVICE void sm90_load_matrices(u32 (&r)[4], u32 address) {
     sim_load_matrices(r, address, false);
 }
@@ -449,6 +511,9 @@ DEVICE void sm90_store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
 
     sim_store_matrices(address, v);
 }
+
+/* All widths are there. */
+#define SM90_WGMMA(n, text, places, a_at, b_at, more_at)
 
 template <int N>
 struct sm90_wgmma {
