@@ -149,6 +149,8 @@ static const struct shape {
     {48, 224, 2, 1, true, "the same of gate and up"},
     {72, 512, 8, 1, false, "a block a segment, in eight"},
     {80, 400, 1, 1, true, "gate and up, K not in blocks"},
+    {24, 2560, 1, 1, false, "a ring that goes round"},
+    {24, 2560, 4, 4, false, "four of them"},
 };
 
 static void test_shape(const struct shape *s, size_t number) {
@@ -161,9 +163,11 @@ static void test_shape(const struct shape *s, size_t number) {
         for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++) {
             const uint32_t turn = (uint32_t)(c + number + k) + seed;
             const bool narrow = k == CUDA_GEMM_FEW16 || k == CUDA_GEMM_FEW8_NVRTC;
+            const bool four = s->segments == 4 && (k == CUDA_GEMM_FOUR32 || k == CUDA_GEMM_FOUR64);
 
-            /* Each with few rows or with many, and a fifth of those. */
-            if (k == CUDA_GEMM_FEW8 || (narrow ? counts[c] > 16 : turn % 5 != 0)) continue;
+            /* Each with few rows or with many, and a fifth of those; one warpgroup waits for three
+             * others in nothing but four segments. */
+            if (k == CUDA_GEMM_FEW8 || (narrow ? counts[c] > 16 : !four && turn % 5 != 0)) continue;
             run(&p, k, s->turns ? SM90_GEMM_SILU : (enum sm90_gemm_form)(turn / 5 % 3), counts[c],
                 (turn + number) / 2 % 2);
         }
