@@ -624,13 +624,18 @@ uint64_t conn_deadline_ms(const struct conn *c) {
     return due_ms;
 }
 
-/* Sends, and keeps account of whether the client reads.  What a request lacks while the engine owes
- * events of others is not for the client to give. */
+/* A request lacks what the client alone can give: while the engine owes events of others, room and
+ * credit come back without it. */
+static bool awaits_client(const struct conn *c) {
+    return c->owner.starved && out_still(&c->owner.out);
+}
+
+/* Sends, and keeps account of whether the client reads. */
 static int send_some(struct conn *c, uint64_t now_ms) {
     size_t n_sent;
     int r = out_send(&c->owner.out, c->fd, &n_sent);
 
-    if (r == 0 && !(c->owner.starved && out_still(&c->owner.out)))
+    if (r == 0 && !awaits_client(c))
         c->stalled_ms = 0;
     else if (n_sent > 0 || c->stalled_ms == 0)
         c->stalled_ms = now_ms;
@@ -693,5 +698,5 @@ bool conn_turn(struct conn *c, uint32_t events, uint64_t now_ms) {
     if (!c->eof) return true;
     /* No frame will come any more: not the rest of a prompt, not credit, not a cut frame's end. */
     request_no_more(&c->owner);
-    return !conn_idle(c) && !(c->owner.starved && out_still(&c->owner.out));
+    return !conn_idle(c) && !awaits_client(c);
 }
