@@ -11,6 +11,7 @@ command -v python3 > /dev/null || { echo "skipped: needs python3"; exit 77; }
 dir=$(mktemp -d /tmp/llm42d-service.XXXXXX)
 socket=$dir/data admin=$dir/admin
 pid='' failed=0 passed=0 helpers=()
+# In the background without it: $! must be the program, not a shell around it.
 client() { python3 tests/service.py "$@"; }
 
 # shellcheck source=tests/shell_checks.sh
@@ -23,7 +24,7 @@ settings=(--set "model.path=$model" --set "server.socket=$socket" --set "server.
 notify_begin() {
     rm -f "$dir/notify" "$dir/told"
     : > "$dir/told"
-    client notify "$dir/notify" "$dir/told" > "$dir/notify.out" 2>&1 &
+    python3 tests/service.py notify "$dir/notify" "$dir/told" > "$dir/notify.out" 2>&1 &
     helpers+=($!)
     until_true test -S "$dir/notify"
 }
@@ -46,7 +47,7 @@ stopped() { # what, wanted exit code, most ms
 held() { # what a client prints, in the background: file, arguments...
     local out=$1
     shift
-    client hold "$socket" "$@" > "$out" 2>&1 < <(sleep 60) &
+    python3 tests/service.py hold "$socket" "$@" > "$out" 2>&1 < <(sleep 60) &
     helpers+=($!)
     until_true grep -q held "$out" || { echo "FAIL: no request is held"; cat "$out"; }
 }
@@ -185,7 +186,7 @@ if command -v systemd-socket-activate > /dev/null; then
         2> "$dir/log" &
     pid=$!
     until_true test -S "$dir/frob"
-    client generate "$dir/frob" 1 > /dev/null 2>&1 &
+    python3 tests/service.py generate "$dir/frob" 1 > /dev/null 2>&1 &
     helpers+=($!)
     stopped "a socket of an unknown name" 6 10000
     has "in words" "a socket named frob" "$dir/log"
