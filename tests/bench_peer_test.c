@@ -6,7 +6,7 @@
 
 #include "tests/unit.h"
 
-#define GREETING "echo 'peer 1 a fake'\n"
+#define GREETING "echo 'peer 2 a fake'\n"
 
 static char script[64];
 
@@ -30,10 +30,10 @@ static void starts(void **state) {
         {GREETING "cat > /dev/null\n", 0, "", "it keeps to it"},
         {"echo no it has no torch\n", -ENOENT, "peer: it has no torch", "its own reason"},
         {"exit 3\n", -ENOENT, "ended before it said who it is", "it ends at once"},
-        {"echo 'peer 2 a later one'\n", -EPROTO, "it speaks \"2 a later one\", we speak 1",
+        {"echo 'peer 3 a later one'\n", -EPROTO, "it speaks \"3 a later one\", we speak 2",
          "another version"},
         {"echo 'peer one'\n", -EPROTO, "it speaks \"one\"", "no number"},
-        {"echo 'peer 1'\n", -EPROTO, "it speaks \"1\"", "no words"},
+        {"echo 'peer 2'\n", -EPROTO, "it speaks \"2\"", "no words"},
         {"echo hello\n", -EPROTO, "it began with \"hello\"", "another program"},
         {"head -c 600 /dev/zero | tr '\\0' a\n", -EPROTO, "a line of more than 512 bytes",
          "a line without an end"},

@@ -37,6 +37,8 @@ expect 2 "--rows 0: a whole number, 1 to 8192" "$bench" step --rows 0
 expect 2 "--rows : a whole number" "$bench" step --rows 1,
 expect 2 "--rows x: a whole number" "$bench" kernels --rows 1,x
 expect 2 "--rows: 16 counts at most" "$bench" kernels --rows 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1
+expect 2 "--pause x: a number, 0 to 1000" "$bench" kernels --pause x
+expect 2 "--pause 1001: a number, 0 to 1000" "$bench" kernels --pause 1001
 expect 2 "--context 0: a whole number, 1 to 131072" "$bench" step --context 0
 expect 2 "--rows 2000: a step decodes 1024 at most" "$bench" step --rows 2000
 expect 1 "llm42-bench: step: nemo is no geometry: llama-3.1-8b, smollm2-135m" \

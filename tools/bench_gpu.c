@@ -2,13 +2,19 @@
 
 #include "tools/bench_gpu.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "runtime/assert.h"
 #include "runtime/err.h"
 #include "tools/bench_report.h"
 
-enum { RANDOM_BLOCKS = 132 * 8, RANDOM_THREADS = 256 };
+enum {
+    RANDOM_BLOCKS = 132 * 8,
+    RANDOM_THREADS = 256,
+    LEAD_VALUES = 65536, /* by one block some 0.1 ms */
+};
 
 void bench_gpu_must(int r, const struct err *e) {
     if (r >= 0) return;
@@ -34,6 +40,7 @@ int bench_gpu_open(const char *cache_folder, struct bench_gpu *out_g, struct err
     if (r < 0) return r;
     CHECK(g, cuEventCreate(&g->from, 0));
     CHECK(g, cuEventCreate(&g->to, 0));
+    CHECK(g, cuMemAlloc_v2(&g->d_lead, LEAD_VALUES * sizeof(uint16_t)));
     return 0;
 }
 
@@ -41,6 +48,7 @@ void bench_gpu_close(struct bench_gpu *g) {
     bench_gpu_release(g, 0);
     CHECK(g, cuEventDestroy_v2(g->from));
     CHECK(g, cuEventDestroy_v2(g->to));
+    CHECK(g, cuMemFree_v2(g->d_lead));
     cuda_driver_close(g->driver);
 }
 
@@ -67,21 +75,23 @@ void bench_gpu_poison(struct bench_gpu *g, CUdeviceptr at, size_t n_bytes) {
     CHECK(g, cuMemsetD8Async(at, 0xff, n_bytes, g->driver->stream));
 }
 
-void bench_gpu_random(struct bench_gpu *g, CUdeviceptr at, uint64_t n, float scale) {
+static void draw(struct bench_gpu *g, CUdeviceptr at, uint64_t n, float scale, uint32_t index,
+                 uint32_t n_blocks) {
     uint64_t first = 0, seed = 1;
-    uint32_t index = g->n_drawn++;
     float base = 0;
     void *params[] = {&at, &n, &first, &seed, &index, &base, &scale};
-    struct cuda_launch launch = {.name = "random values",
-                                 .grid = {RANDOM_BLOCKS},
-                                 .block = {RANDOM_THREADS},
-                                 .params = params};
+    struct cuda_launch launch = {
+        .name = "random values", .grid = {n_blocks}, .block = {RANDOM_THREADS}, .params = params};
     struct err e = {""};
 
     bench_gpu_must(
         cuda_driver_entry(g->driver, "sm90_random_bf16", "sm90_random_bf16", 0, &launch.entry, &e),
         &e);
     bench_gpu_must(cuda_driver_launch(g->driver, &launch, &e), &e);
+}
+
+void bench_gpu_random(struct bench_gpu *g, CUdeviceptr at, uint64_t n, float scale) {
+    draw(g, at, n, scale, g->n_drawn++, RANDOM_BLOCKS);
 }
 
 CUdeviceptr bench_gpu_copy_of(struct bench_gpu *g, const void *from, size_t n_bytes) {
@@ -129,12 +139,28 @@ static double replay_us(struct bench_gpu *g, const struct bench_graph *graph) {
     return (double)ms * 1000 / graph->n_calls;
 }
 
-double bench_gpu_time(struct bench_gpu *g, const struct bench_graph *graph) {
+static double paused_us(struct bench_gpu *g, const struct bench_graph *graph, double pause_ms) {
+    const int64_t ns = (int64_t)(pause_ms * 1e6);
+    const struct timespec whole = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    double us[BENCH_GPU_REPLAYS_PAUSED];
+
+    for (int i = 0; i < BENCH_GPU_REPLAYS_PAUSED; i++) {
+        struct timespec pause = whole;
+
+        while (nanosleep(&pause, &pause) < 0 && errno == EINTR) continue;
+        draw(g, g->d_lead, LEAD_VALUES, 1.0f, 0, 1);
+        us[i] = replay_us(g, graph);
+    }
+    return bench_quantile(us, BENCH_GPU_REPLAYS_PAUSED, 0.5);
+}
+
+double bench_gpu_time(struct bench_gpu *g, const struct bench_graph *graph, double pause_ms) {
     const int64_t warm_ns = bench_now_ns() + BENCH_GPU_WARM_NS;
     const int64_t end_ns = warm_ns + BENCH_GPU_TIMED_NS;
     double us[BENCH_GPU_REPLAYS_MAX];
     size_t n = 0;
 
+    if (pause_ms > 0) return paused_us(g, graph, pause_ms);
     do (void)replay_us(g, graph);
     while (bench_now_ns() < warm_ns);
     while (n < BENCH_GPU_REPLAYS_MIN || (n < BENCH_GPU_REPLAYS_MAX && bench_now_ns() < end_ns))

@@ -22,12 +22,14 @@ enum {
     BENCH_GPU_TIMED_NS = 15000000,
     BENCH_GPU_REPLAYS_MIN = 5,
     BENCH_GPU_REPLAYS_MAX = 400,
+    BENCH_GPU_REPLAYS_PAUSED = 3,
     BENCH_GPU_TAKEN_MAX = 512,
 };
 
 struct bench_gpu {
     struct cuda_driver *driver;
     CUevent from, to;
+    CUdeviceptr d_lead; /* what one block writes before a graph is timed */
     uint32_t n_taken, n_drawn;
     CUdeviceptr taken[BENCH_GPU_TAKEN_MAX];
 };
@@ -60,7 +62,9 @@ void bench_gpu_begin(struct bench_gpu *g);
 struct bench_graph bench_gpu_end(struct bench_gpu *g, uint32_t n_calls);
 void bench_gpu_drop(struct bench_gpu *g, struct bench_graph *graph);
 
-/* The median of replays after some for nothing, in microseconds a call. */
-double bench_gpu_time(struct bench_gpu *g, const struct bench_graph *graph);
+/* The median of replays, in microseconds a call.  With a pause each begins after it, behind some
+ * work of one block, which hides how long a host that slept takes to queue a graph; without one
+ * they go one after another, after some for nothing, so the card may be at its power limit. */
+double bench_gpu_time(struct bench_gpu *g, const struct bench_graph *graph, double pause_ms);
 
 #endif

@@ -24,7 +24,7 @@ int bench_kernels(const struct bench_options *o) {
 #include "tools/bench_bound.h"
 #include "tools/bench_peer.h"
 
-enum { ROUNDS = 3, TEXT_BYTES = 96, N_COLUMNS = 6 };
+enum { ROUNDS = 3, TEXT_BYTES = 96, N_COLUMNS = 6, PAUSE_MS = 6 };
 
 static const struct family {
     const char *name;
@@ -56,13 +56,19 @@ bool bench_kernels_same(struct bench_kernels *k, const char *what, const void *g
 
 /* In turn; a graph that is not there, or a peer, has no time. */
 static void race(struct bench_kernels *k, const struct bench_graph *graphs[2], const char *request,
-                 double out_us[3]) {
+                 double pause_ms, double out_us[3]) {
+    char paused[BENCH_REQUEST_BYTES + 32];
     double us[3][ROUNDS];
     bool asked = k->peer && request;
 
+    if (asked && pause_ms > 0) {
+        snprintf(paused, sizeof(paused), "pause %g %s", pause_ms, request);
+        request = paused;
+    }
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < 2; i++)
-            us[i][round] = graphs[i]->exec ? bench_gpu_time(&k->gpu, graphs[i]) : BENCH_NO_CELL;
+            us[i][round] =
+                graphs[i]->exec ? bench_gpu_time(&k->gpu, graphs[i], pause_ms) : BENCH_NO_CELL;
         us[2][round] = asked ? bench_peer_us(k->report, k->peer, request) : BENCH_NO_CELL;
         if (us[2][round] < 0) asked = false;
     }
@@ -71,13 +77,19 @@ static void race(struct bench_kernels *k, const struct bench_graph *graphs[2], c
 }
 
 void bench_kernels_pair(struct bench_kernels *k, const struct bench_graph *a,
-                        const struct bench_graph *b, double *out_a, double *out_b) {
+                        const struct bench_graph *b, double pause_ms, double *out_a,
+                        double *out_b) {
     const struct bench_graph *graphs[] = {a, b};
     double us[3];
 
-    race(k, graphs, NULL, us);
+    race(k, graphs, NULL, pause_ms, us);
     *out_a = us[0];
     *out_b = us[1];
+}
+
+double bench_kernels_pause(const struct bench_kernels *k, uint32_t n_rows) {
+    if (k->o->pause_ms >= 0) return k->o->pause_ms;
+    return n_rows <= BENCH_PAUSED_ROWS_MAX ? PAUSE_MS : 0;
 }
 
 static const struct bench_column columns[N_COLUMNS] = {
@@ -105,7 +117,7 @@ double bench_kernels_line(struct bench_kernels *k, struct bench_line *line, cons
     va_start(args, fmt);
     (void)vsnprintf(of, sizeof(of), fmt, args);
     va_end(args);
-    race(k, graphs, line->request, us);
+    race(k, graphs, line->request, line->pause_ms, us);
     if (line->same) us[1] = us[0];
     const double cells[N_COLUMNS] = {
         us[0],

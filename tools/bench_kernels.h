@@ -5,7 +5,7 @@
  * Thread: one.
  *
  * Ours and the peer's are timed in turn, a few rounds of each, so that they share the card's
- * clocks.  A kernel's result is compared bit for bit, with the twin or with the kernel that does
+ * clocks.  Products of a step's rows are timed with pauses, all else back to back.  A kernel's result is compared bit for bit, with the twin or with the kernel that does
  * any shape, before it is timed: no time of a wrong kernel is shown, and the verb fails. */
 #ifndef LLM42D_TOOLS_BENCH_KERNELS_H
 #define LLM42D_TOOLS_BENCH_KERNELS_H
@@ -20,7 +20,7 @@
 
 struct bench_peer;
 
-enum { BENCH_REQUEST_BYTES = 160 };
+enum { BENCH_REQUEST_BYTES = 160, BENCH_PAUSED_ROWS_MAX = 256 };
 
 struct bench_kernels {
     const struct bench_options *o;
@@ -39,6 +39,7 @@ struct bench_line {
     struct bench_graph tuned;
     bool same;                /* the tuned schedule is the canonical one */
     const char *request;      /* to the peer, or NULL */
+    double pause_ms;          /* before each replay, ours and the peer's; 0: back to back */
     double bytes, flop;       /* of a call, at least */
     double of_peer, of_bound; /* targets, at least; 0: none */
 };
@@ -50,7 +51,9 @@ double bench_kernels_line(struct bench_kernels *k, struct bench_line *line, cons
     __attribute__((format(printf, 3, 4)));
 /* Two graphs in turn: medians in microseconds. */
 void bench_kernels_pair(struct bench_kernels *k, const struct bench_graph *a,
-                        const struct bench_graph *b, double *out_a, double *out_b);
+                        const struct bench_graph *b, double pause_ms, double *out_a, double *out_b);
+/* Milliseconds between replays of products of so many rows. */
+double bench_kernels_pause(const struct bench_kernels *k, uint32_t n_rows);
 /* False where bits differ: said, counted, and not to be timed. */
 bool bench_kernels_same(struct bench_kernels *k, const char *what, const void *got,
                         const void *want, size_t n_bytes);

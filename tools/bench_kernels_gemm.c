@@ -22,6 +22,7 @@ enum {
     CALLS_MIN = 16, /* of a graph */
     CALLS_HEAD = 4,
     CHECK_ROWS = 8,
+    HAND_ROWS = 8,
     HEAD_ROWS_MAX = 256, /* logits of more are never wanted at once */
     DECODE_ROWS_MAX = 64,
     CONTEXT = 1024, /* a tuned schedule asks for it; products do not */
@@ -203,6 +204,7 @@ static void product(struct gemm *g, int matrix, uint32_t n_rows, enum sm90_gemm_
     struct bench_line line = {
         .family = m->name,
         .request = request,
+        .pause_ms = bench_kernels_pause(g->k, n_rows),
         .bytes = 2 * n * n_k + 2 * n_k * n_rows +
                  (double)value_bytes(&canonical) * out_width(&canonical) * n_rows,
         .flop = 2 * n * n_k * n_rows,
@@ -246,7 +248,8 @@ static struct bench_graph record_layer(struct gemm *g, uint32_t n_rows, bool tun
 static void layer(struct gemm *g, uint32_t n_rows) {
     const struct model *m = &g->k->model;
     char request[BENCH_REQUEST_BYTES];
-    struct bench_line line = {.family = "layer", .request = request};
+    struct bench_line line = {
+        .family = "layer", .request = request, .pause_ms = bench_kernels_pause(g->k, n_rows)};
     double values = 0;
 
     for (int i = 0; i < HEAD; i++) values += (double)g->matrices[i].n * g->matrices[i].n_k;
@@ -272,7 +275,8 @@ static void by_hand(struct gemm *g) {
     bench_report_columns(g->k->report, columns, 3);
     for (int i = 0; i < N_MATRICES; i++) {
         const struct matrix *m = &g->matrices[i];
-        struct call a = call_of(m, 8, m->segments, i == HEAD ? SM90_GEMM_F32 : SM90_GEMM_BF16);
+        struct call a =
+            call_of(m, HAND_ROWS, m->segments, i == HEAD ? SM90_GEMM_F32 : SM90_GEMM_BF16);
         struct call b = a;
         struct bench_graph ptx, nvrtc;
         double us[3];
@@ -282,12 +286,28 @@ static void by_hand(struct gemm *g) {
         if (!cuda_gemm_can(a.kernel, &m->w, m->segments)) continue;
         ptx = record(g, &a);
         nvrtc = record(g, &b);
-        bench_kernels_pair(g->k, &ptx, &nvrtc, &us[0], &us[1]);
+        bench_kernels_pair(g->k, &ptx, &nvrtc, bench_kernels_pause(g->k, HAND_ROWS), &us[0],
+                           &us[1]);
         us[2] = us[1] / us[0];
         bench_report_row(g->k->report, columns, 3, us, "%s", m->name);
         bench_gpu_drop(&g->k->gpu, &ptx);
         bench_gpu_drop(&g->k->gpu, &nvrtc);
     }
+}
+
+/* How they are timed. */
+static void tell(const struct bench_kernels *k) {
+    const double few = bench_kernels_pause(k, 1), more = bench_kernels_pause(k, UINT32_MAX);
+    char rest[64] = "back to back, at the card's power limit";
+
+    if (more > 0) snprintf(rest, sizeof(rest), "%g ms of pause", more);
+    if (few == more)
+        bench_report_note(k->report, "products: ours and the peer's, before each replay: %s", rest);
+    else
+        bench_report_note(k->report,
+                          "products: ours and the peer's, before each replay, up to %d rows: %g "
+                          "ms of pause; more rows: %s",
+                          BENCH_PAUSED_ROWS_MAX, few, rest);
 }
 
 void bench_kernels_gemm(struct bench_kernels *k) {
@@ -304,6 +324,7 @@ void bench_kernels_gemm(struct bench_kernels *k) {
     if (g->rows_max < CHECK_ROWS) g->rows_max = CHECK_ROWS;
     bench_gpu_must(cuda_gemm_open(k->gpu.driver, &g->gemm, &e), &e);
     load(g);
+    tell(k);
     bench_kernels_section(k, "Products, us a call; peer: torch.mm");
     for (int m = 0; m < N_MATRICES; m++)
         for (uint32_t i = 0; i < n_rows; i++) {

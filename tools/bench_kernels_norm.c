@@ -154,7 +154,7 @@ static void against_copy(struct norm *n, bool adds) {
     const double bytes = (adds ? 4.0 : 2.0) * (double)n->copy_bytes;
     double norm_us, copy_us;
 
-    bench_kernels_pair(n->k, &norm, &copy, &norm_us, &copy_us);
+    bench_kernels_pair(n->k, &norm, &copy, 0, &norm_us, &copy_us);
     bench_report_figure(n->k->report, "kernels.copy", bytes / copy_us / 1e6, "TB/s",
                         (struct bench_target){0, false}, "a copy of as much, read and written");
     if (norm_us > 0)
@@ -177,7 +177,7 @@ static void by_hand(struct norm *n, uint32_t n_rows) {
     struct bench_graph ptx = record(n, &forms[0]), nvrtc = record(n, &forms[1]);
     double us[3];
 
-    bench_kernels_pair(n->k, &ptx, &nvrtc, &us[0], &us[1]);
+    bench_kernels_pair(n->k, &ptx, &nvrtc, 0, &us[0], &us[1]);
     us[2] = us[0] > 0 && us[1] > 0 ? us[1] / us[0] : BENCH_NO_CELL;
     bench_report_row(n->k->report, hand_columns, 3, us, "%u row%s", n_rows, n_rows == 1 ? "" : "s");
     bench_gpu_drop(&n->k->gpu, &ptx);

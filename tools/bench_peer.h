@@ -10,10 +10,12 @@
  *
  * Lines, both ways, of at most PEER_LINE_BYTES:
  *
- *     peer:   peer 1 WORDS          who it is, once; or "no WORDS" and its end
+ *     peer:   peer 2 WORDS          who it is, once; or "no WORDS" and its end
  *     we:     gemm 64 6144 4096 8   what to time; the peer's own words are in bench_peer.py
  *     peer:   us 17.25              microseconds a call, the median of replays
  *             no WORDS              it cannot
+ *     we:     pause 6 gemm 64 ..    the same, with so many milliseconds before each replay, in which
+ *                                   the GPU does nothing; without: back to back
  *
  * A request made again in a row costs the replays alone: so ours and theirs are timed in turn.
  * The child ends when its standard input does. */
@@ -24,7 +26,7 @@ struct bench_peer;
 struct err;
 
 enum {
-    PEER_VERSION = 1,
+    PEER_VERSION = 2,
     PEER_LINE_BYTES = 512,
     PEER_START_MS = 120000, /* its libraries are large */
     PEER_ANSWER_MS = 60000,

@@ -15,11 +15,14 @@ asked for; each answer is the median of replays, in microseconds a call.
     step ROWS CONTEXT LAYERS HIDDEN INTER HEADS KV_HEADS DIM VOCAB   a decode step's products,
                                       norms and attention, no rotation, no sampling
     intake ROWS LAYERS HIDDEN INTER HEADS KV_HEADS DIM    the same of a prompt, without the head
+
+Before any of them may stand "pause MS": so long the GPU does nothing before each replay.
 """
 import sys
 import time
 
-WARM_S, TIMED_S, REPLAYS_MIN = 0.010, 0.015, 5  # as in bench_gpu.h
+WARM_S, TIMED_S, REPLAYS_MIN, REPLAYS_PAUSED = 0.010, 0.015, 5, 3  # as in bench_gpu.h
+LEAD_CYCLES = 200000  # some 0.1 ms: longer than a host that slept takes to queue a graph
 
 
 def say(line):
@@ -181,16 +184,26 @@ def build(line):
     return graph, calls, run
 
 
-def median_us(graph, calls):
+def replay_us(graph, calls, begin, end):
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1000 / calls
+
+
+def median_us(graph, calls, pause_s):
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times, start = [], time.monotonic()
-    while len(times) < REPLAYS_MIN or time.monotonic() < start + WARM_S + TIMED_S:
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
+    while pause_s > 0 and len(times) < REPLAYS_PAUSED:
+        time.sleep(pause_s)
+        torch.cuda._sleep(LEAD_CYCLES)
+        times.append(replay_us(graph, calls, begin, end))
+    while pause_s == 0 and (len(times) < REPLAYS_MIN
+                            or time.monotonic() < start + WARM_S + TIMED_S):
+        us = replay_us(graph, calls, begin, end)
         if time.monotonic() > start + WARM_S:
-            times.append(begin.elapsed_time(end) * 1000 / calls)
+            times.append(us)
     return sorted(times)[len(times) // 2]
 
 
@@ -200,18 +213,21 @@ def main():
         return
     torch.manual_seed(1)
     torch.set_grad_enabled(False)
-    say(f"peer 1 torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+    say(f"peer 2 torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
         f"{torch.cuda.get_device_name()}")
     held, built = None, None
     for line in sys.stdin:
-        line = line.strip()
+        line, pause_s = line.strip(), 0.0
         try:
+            if line.startswith("pause "):
+                _, ms, line = line.split(" ", 2)
+                pause_s = float(ms) / 1000
             if line != held:
                 held = built = None
                 torch.cuda.empty_cache()
                 built = build(line)
                 held = line
-            say(f"us {median_us(*built[:2]):.4f}")
+            say(f"us {median_us(*built[:2], pause_s):.4f}")
         except Exception as error:  # whatever torch cannot do is an answer, too
             held = None
             say("no " + " ".join(str(error).split())[:200])

@@ -42,6 +42,7 @@ struct bench_options {
     const char *cache;    /* folder of compiled kernels, or NULL */
     const char *only;     /* families of kernels, commas between, or NULL: all */
     const char *plot;     /* SVG file of a roofline, or NULL */
+    double pause_ms;      /* between replays of products; below 0: by their rows */
     uint32_t context;     /* keys of a sequence */
     uint32_t n_rows;      /* 0: the verb's own counts */
     uint32_t rows[BENCH_ROWS_MAX];

@@ -14,6 +14,7 @@ enum {
     TOKENS_MAX = 1 << 20,
     STEP_ROWS_MAX = 8192,
     CONTEXT_MAX = 131072,
+    PAUSE_MS_MAX = 1000,
     REPEATS_MAX = 100,
     FLIGHT_MAX = 1024,
     REQUESTS_DEFAULT = 64,
@@ -65,6 +66,9 @@ static const char usage[] =
     "                             config.json (llama-3.1-8b)\n"
     "  --rows N,N,..              kernels, step: rows of a step, up to 16 counts, 1 to 8192\n"
     "  --only F,F,..              kernels: of gemm, attention, norm (all)\n"
+    "  --pause MS                 kernels: before each replay of a product, ours and the peer's, "
+    "0\n"
+    "                             to 1000; 0: back to back (6 up to 256 rows, else 0)\n"
     "  --context N                step: keys of a sequence, 1 to 131072 (1024)\n"
     "  --peer PROGRAM             kernels, step: measures the same by other libraries, or none\n"
     "                             (tools/bench_peer.py, which wants torch)\n"
@@ -117,6 +121,7 @@ enum flag {
     GEOMETRY,
     ROWS,
     ONLY,
+    PAUSE,
     CONTEXT,
     PEER,
     PLOT,
@@ -162,6 +167,7 @@ static const struct option options[] = {
     {"geometry", required_argument, NULL, GEOMETRY},
     {"rows", required_argument, NULL, ROWS},
     {"only", required_argument, NULL, ONLY},
+    {"pause", required_argument, NULL, PAUSE},
     {"context", required_argument, NULL, CONTEXT},
     {"peer", required_argument, NULL, PEER},
     {"plot", required_argument, NULL, PLOT},
@@ -268,6 +274,8 @@ static int take_number(struct bench_options *o, int flag, const char *name, cons
         r = number(name, text, 1, FLIGHT_MAX, &n);
         if (r == BENCH_OK) o->reference_flight = (uint32_t)n;
         break;
+    case PAUSE:
+        return real(name, text, PAUSE_MS_MAX, &o->pause_ms);
     case BOUND:
         return real(name, text, 1e9, &o->bound_ms);
     case SCALE:
@@ -441,6 +449,7 @@ int main(int argc, char **argv) {
                               .seed = 1,
                               .n_pings = 2000,
                               .peer = "tools/bench_peer.py",
+                              .pause_ms = -1,
                               .context = 1024,
                               .scale = 1,
                               .n_repeats = 3,
