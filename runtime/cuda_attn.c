@@ -141,51 +141,45 @@ static enum cuda_attn_kind kind_of(const struct cuda_attn *a, uint32_t n) {
 
 /* Eight buckets to a factor of two, the longest tiles in the first. */
 static uint32_t bucket_of(uint32_t end) {
-    uint32_t power = 0;
+    const uint32_t power = end > 15 ? 28 - (uint32_t)__builtin_clz(end) : 0;
 
-    while (end >> power > 15) power++;
     return N_BUCKETS - 1 - power * 8 - (end >> power);
 }
 
-/* Tiles of one kind, counted into their buckets, or put where out_at says, from its end down. */
-static void tile_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
-                      const struct device_row *rows, uint32_t n_rows, struct sm90_attn_tile *out,
-                      uint32_t out_at[N_BUCKETS]) {
-    const uint32_t n_query_rows = kinds[kind].warpgroups * SM90_ATTN_ROWS;
-    const uint32_t most = kind == CUDA_ATTN_FEW ? 1 : n_query_rows / a->n_shared;
+/* Where tiles go, by kind and length. */
+struct places {
+    uint32_t n_tiles[CUDA_ATTN_KINDS];
+    uint32_t at[CUDA_ATTN_KINDS][N_BUCKETS];
+};
 
+/* Tiles counted into their buckets, or put where these say, from their ends down. */
+static void tile_rows(const struct cuda_attn *a, const struct device_row *rows, uint32_t n_rows,
+                      struct sm90_attn_tile *out, struct places *places) {
     for (uint32_t row = 0, end; row < n_rows; row = end) {
+        enum cuda_attn_kind kind;
+        uint32_t most;
+
         for (end = row + 1; end < n_rows && rows[end].seq == rows[row].seq; end++)
             ASSERT(rows[end].position > rows[end - 1].position);
-        if (rows[row].seq == UINT32_MAX || kind_of(a, end - row) != kind) continue;
+        if (rows[row].seq == UINT32_MAX) continue;
+        kind = kind_of(a, end - row);
+        most = kind == CUDA_ATTN_FEW ? 1 : kinds[kind].warpgroups * SM90_ATTN_ROWS / a->n_shared;
         for (uint32_t first = row; first < end; first += most) {
             const uint32_t n = end - first < most ? end - first : most;
-            const struct sm90_attn_tile tile = {.row = first,
-                                                .n_rows = n,
-                                                .seq = rows[first].seq,
-                                                .end = rows[first + n - 1].position + 1,
-                                                .seen = rows[first].position,
-                                                .old = rows[row].position};
+            const uint32_t n_keys = rows[first + n - 1].position + 1;
+            uint32_t *at = &places->at[kind][bucket_of(n_keys)];
 
-            if (out)
-                out[--out_at[bucket_of(tile.end)]] = tile;
+            if (!out)
+                ++*at, places->n_tiles[kind]++;
             else
-                out_at[bucket_of(tile.end)]++;
+                out[--*at] = (struct sm90_attn_tile){.row = first,
+                                                     .n_rows = n,
+                                                     .seq = rows[first].seq,
+                                                     .end = n_keys,
+                                                     .seen = rows[first].position,
+                                                     .old = rows[row].position};
         }
     }
-}
-
-/* From `out` on, nearly the longest first: that none starts last which takes long needs no more. */
-static uint32_t plan_kind(const struct cuda_attn *a, enum cuda_attn_kind kind,
-                          const struct device_row *rows, uint32_t n_rows,
-                          struct sm90_attn_tile *out) {
-    uint32_t at[N_BUCKETS] = {0}, n_tiles;
-
-    tile_kind(a, kind, rows, n_rows, NULL, at);
-    for (uint32_t i = 1; i < N_BUCKETS; i++) at[i] += at[i - 1];
-    n_tiles = at[N_BUCKETS - 1];
-    if (n_tiles) tile_kind(a, kind, rows, n_rows, out, at);
-    return n_tiles;
 }
 
 /* At least n, so that graphs made for one step fit the next. */
@@ -196,21 +190,28 @@ static uint64_t power_of_two(uint64_t n) {
     return n ? power : 0;
 }
 
+/* One kind behind the other, each nearly the longest first: that none starts last which takes long
+ * needs no more. */
 void cuda_attn_plan(const struct cuda_attn *a, const struct device_row *rows, uint32_t n_rows,
                     struct sm90_attn_tile *out_tiles, struct cuda_attn_plan *out_plan) {
+    struct places places = {.n_tiles = {0}};
     uint32_t n_tiles = 0, end_max[CUDA_ATTN_KINDS] = {0};
     uint64_t n_keys[CUDA_ATTN_KINDS] = {0};
 
     memset(out_plan, 0, sizeof(*out_plan));
+    tile_rows(a, rows, n_rows, NULL, &places);
     for (uint32_t kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
-        out_plan->n_tiles[kind] = plan_kind(a, kind, rows, n_rows, out_tiles + n_tiles);
-        for (uint32_t i = n_tiles; i < n_tiles + out_plan->n_tiles[kind]; i++) {
+        out_plan->n_tiles[kind] = places.n_tiles[kind];
+        for (uint32_t i = 0; places.n_tiles[kind] && i < N_BUCKETS; i++)
+            places.at[kind][i] = n_tiles += places.at[kind][i];
+    }
+    ASSERT(n_tiles <= n_rows);
+    tile_rows(a, rows, n_rows, out_tiles, &places);
+    for (uint32_t kind = 0, i = 0, end = 0; kind < CUDA_ATTN_KINDS; kind++)
+        for (end += out_plan->n_tiles[kind]; i < end; i++) {
             n_keys[kind] += out_tiles[i].end;
             if (out_tiles[i].end > end_max[kind]) end_max[kind] = out_tiles[i].end;
         }
-        n_tiles += out_plan->n_tiles[kind];
-    }
-    ASSERT(n_tiles <= n_rows);
     out_plan->end_max = end_max[CUDA_ATTN_FEW];
     out_plan->n_keys = n_keys[CUDA_ATTN_FEW];
     for (uint32_t kind = CUDA_ATTN_SOME; kind < CUDA_ATTN_KINDS; kind++) {
