@@ -55,11 +55,13 @@ struct cuda_op {
     struct schedule s; /* its padding is zero: ops are compared as bytes */
 };
 
-/* Whole steps as they were seen, and from the second time on recorded: by rows, attention's plan, and the stages asked for. */
+/* Whole steps as they were seen, and from the second time on recorded: by all that their layout
+ * follows from, and the stages asked for. */
 struct cuda_graph {
     struct cuda_attn_plan plan;
-    uint32_t n_rows, n_ops; /* n_rows 0: none */
-    uint32_t n_squared;     /* the device's before the first stage, and after the last */
+    uint32_t n_rows, n_ops; /* n_rows 0: none; of rows and wants their places */
+    uint32_t n_wants;
+    uint32_t n_squared; /* the device's before the first stage, and after the last */
     uint32_t n_squared_after;
     struct cuda_op *ops; /* [n_ops_max] */
     CUgraphExec exec;    /* NULL: seen once */
@@ -70,7 +72,14 @@ struct cuda_queue {
     struct cuda_op *ops; /* [n_ops_max], then those of the graphs */
     uint32_t n_ops, n_ops_max;
     struct cuda_graph graphs[CUDA_GRAPHS_MAX];
+    uint32_t last; /* the graph of the step before: most often of the next, too */
     uint64_t n_steps;
+};
+
+/* A step in the block that travels, from rows at 0 on, each part at a multiple of 256 bytes and next
+ * to the one before, so that it goes there in one copy, flags as zeros, and comes back in another. */
+struct cuda_layout {
+    size_t wants_off, tiles_off, flags_off, results_off, end;
 };
 
 struct cuda_device {
@@ -114,21 +123,22 @@ struct cuda_device {
     uint64_t staging_bytes;
     uint64_t upload_bytes, upload_us; /* of weights from files, and how long it took */
 
-    /* A step's upload, one block: rows, wants, attention's tiles, page tables.  And the same, pinned, on the host. */
+    /* What travels: a step laid out as `at` says, and from pages_off on the page tables.  And the
+     * same, pinned, on the host. */
     CUdeviceptr batch;
     char *h_batch;
-    size_t wants_off, tiles_off, pages_off, batch_bytes;
-    /* What comes back, one block: flags of rows, results. */
-    CUdeviceptr back;
-    char *h_back;
-    size_t results_off, back_bytes;
+    struct cuda_layout at;
+    size_t pages_off, batch_bytes;
 
     uint32_t n_rows, n_wants;     /* of the step */
+    uint32_t row_places;          /* rows and wants rounded up to their buckets: laid out for */
+    uint32_t want_places;         /* so many, and of no rows and of nobody where they are more */
     uint32_t n_launch;            /* rows that kernels are launched for, n_rows or its bucket */
     uint32_t n_squared;           /* rows of x, as they will be then, whose squares are there */
     struct cuda_attn_plan plan;   /* of attention, its tiles rounded up to buckets */
     struct sm90_attn_tile *tiles; /* [n_rows], of the plan as it is */
     uint16_t *h_page;             /* keys and values of a page and head, for tests */
+    bool rests;                   /* all that was queued was waited for */
     struct cuda_queue queue;
     struct device_result *out_results;
     uint8_t *out_flagged;
@@ -142,6 +152,8 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
 int cuda_room(struct cuda_device *d, const struct model *m, const struct device_limits *limits,
               uint64_t *out_n_pages, struct err *e);
 void cuda_unload(struct cuda_device *d); /* in part, or not loaded at all, too */
+/* Of no fewer bytes where any of the three is more. */
+struct cuda_layout cuda_load_layout(uint32_t n_rows, uint32_t n_wants, uint32_t n_tiles);
 
 /* cuda_weights.c: takes memory, twice as cuda_memory.h says; then reads. */
 int cuda_weights_take(struct cuda_device *d, struct err *e);

@@ -53,8 +53,7 @@ static int take_work(struct cuda_device *d, struct err *e) {
         {"sampling", l->n_logit_rows, d->logits_stride, sizeof(float), &d->weighed},
         {"logsumexp", l->n_logit_rows, d->n_chunks, sizeof(struct batch_chunk), &d->chunks},
         {"attention's parts", d->attn ? cuda_attn_work_bytes(d->attn) : 1, 1, 1, &d->attn_work},
-        {"a step's rows", d->batch_bytes, 1, 1, &d->batch},
-        {"results", d->back_bytes, 1, 1, &d->back},
+        {"a step's rows and results", d->batch_bytes, 1, 1, &d->batch},
     };
     int r;
 
@@ -110,18 +109,24 @@ static int write_tables(struct cuda_device *d, struct err *e) {
     return r;
 }
 
-/* Offsets in the two blocks that travel. */
+struct cuda_layout cuda_load_layout(uint32_t n_rows, uint32_t n_wants, uint32_t n_tiles) {
+    struct cuda_layout at;
+
+    at.wants_off = align(n_rows * sizeof(struct batch_row));
+    at.tiles_off = at.wants_off + align(n_wants * sizeof(struct batch_want));
+    at.flags_off = at.tiles_off + align(n_tiles * sizeof(struct sm90_attn_tile));
+    at.results_off = at.flags_off + align(n_rows);
+    at.end = at.results_off + align(n_wants * sizeof(struct batch_result));
+    return at;
+}
+
+/* Page tables stand behind the largest step.  Tiles: a bucket is less than twice what is in it, but
+ * for the first. */
 static void lay_out(struct cuda_device *d) {
     const struct device_limits *l = &d->limits;
 
-    d->wants_off = align(l->n_rows * sizeof(struct batch_row));
-    d->tiles_off = d->wants_off + align(l->n_wants * sizeof(struct batch_want));
-    /* A bucket is less than twice what is in it, but for the first. */
-    d->pages_off =
-        d->tiles_off + align((2 * l->n_rows + CUDA_ATTN_KINDS) * sizeof(struct sm90_attn_tile));
+    d->pages_off = cuda_load_layout(l->n_rows, l->n_wants, 2 * l->n_rows + CUDA_ATTN_KINDS).end;
     d->batch_bytes = d->pages_off + (size_t)l->n_seqs * l->n_seq_pages * sizeof(uint32_t);
-    d->results_off = align(l->n_rows);
-    d->back_bytes = d->results_off + l->n_wants * sizeof(struct batch_result);
 }
 
 /* Attention, where its kernels know the heads; and what the host keeps for itself. */
@@ -213,7 +218,6 @@ static int load(struct cuda_device *d, const struct model *m, struct weights *w,
     if ((r = cuda_memory_fits(&d->memory, e)) < 0) return r;
     if ((r = take_all(d, e)) < 0) return r;
     if ((r = take_host(d, d->batch_bytes, &d->h_batch, e)) < 0) return r;
-    if ((r = take_host(d, d->back_bytes, &d->h_back, e)) < 0) return r;
     if ((r = cuda_queue_open(d, e)) < 0) return r;
     if ((r = clear_work(d, e)) < 0) return r;
     if ((r = write_tables(d, e)) < 0) return r;
@@ -256,7 +260,6 @@ int cuda_load(struct cuda_device *d, const struct model *m, struct weights *w,
 
 void cuda_unload(struct cuda_device *d) {
     if (d->h_batch) (void)d->driver->cuda.cuMemFreeHost(d->h_batch);
-    if (d->h_back) (void)d->driver->cuda.cuMemFreeHost(d->h_back);
     cuda_queue_close(d);
     cuda_memory_close(&d->memory);
     cuda_attn_close(d->attn);

@@ -66,7 +66,7 @@ int cuda_queue_push(struct cuda_device *d, enum cuda_op_kind kind, uint32_t at, 
     if (n > 0) {
         ASSERT(at + n <= d->n_wants && n <= d->limits.n_logit_rows);
         op->n = cuda_queue_bucket(n);
-        if (op->n > d->limits.n_logit_rows || at + op->n > d->limits.n_wants) op->n = n;
+        if (op->n > d->limits.n_logit_rows || at + op->n > d->want_places) op->n = n;
     }
     if (!s) return 0;
     op->s.qkv = s->qkv;
@@ -111,6 +111,7 @@ static int launch_all(struct cuda_device *d, struct err *e) {
 int cuda_queue_flush(struct cuda_device *d, struct err *e) {
     int r = cuda_driver_work(d->driver, e);
 
+    d->rests = false;
     if (r == 0) r = launch_all(d, e);
     d->queue.n_ops = 0;
     return r;
@@ -121,28 +122,33 @@ static uint32_t squared_before(const struct cuda_device *d) {
     return d->queue.ops[0].kind == CUDA_OP_EMBED ? 0 : d->n_squared;
 }
 
+/* Of this step, in all that its kernels were launched by. */
+static bool is_of_step(const struct cuda_device *d, const struct cuda_graph *g) {
+    const struct cuda_queue *q = &d->queue;
+
+    return g->n_rows == d->row_places && g->n_wants == d->want_places && g->n_ops == q->n_ops &&
+           g->n_squared == squared_before(d) && !memcmp(&g->plan, &d->plan, sizeof(g->plan)) &&
+           !memcmp(g->ops, q->ops, q->n_ops * sizeof(*q->ops));
+}
+
 /* The graph of this step, or else the place of the one that was not used for longest. */
-static struct cuda_graph *find(struct cuda_device *d, uint32_t n_rows, bool *out_found) {
-    const struct cuda_attn_plan *plan = &d->plan;
+static struct cuda_graph *find(struct cuda_device *d, bool *out_found) {
     struct cuda_queue *q = &d->queue;
     struct cuda_graph *oldest = &q->graphs[0];
 
-    *out_found = false;
+    *out_found = true;
+    if (is_of_step(d, &q->graphs[q->last])) return &q->graphs[q->last];
     for (uint32_t i = 0; i < CUDA_GRAPHS_MAX; i++) {
         struct cuda_graph *g = &q->graphs[i];
 
-        if (g->n_rows == n_rows && g->n_ops == q->n_ops && g->n_squared == squared_before(d) &&
-            !memcmp(&g->plan, plan, sizeof(*plan)) &&
-            !memcmp(g->ops, q->ops, q->n_ops * sizeof(*q->ops))) {
-            *out_found = true;
-            return g;
-        }
+        if (is_of_step(d, g)) return g;
         if (g->used < oldest->used) oldest = g;
     }
+    *out_found = false;
     return oldest;
 }
 
-static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, struct err *e) {
+static int record(struct cuda_device *d, struct cuda_graph *g, struct err *e) {
     struct cuda_driver *driver = d->driver;
     CUgraph graph = NULL;
     CUresult ended;
@@ -153,7 +159,7 @@ static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, 
         driver->cuda.cuStreamBeginCapture_v2(driver->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
         "record a step", e);
     if (r < 0) return r;
-    d->n_launch = n_rows;
+    d->n_launch = d->row_places;
     r = launch_all(d, e);
     d->n_launch = d->n_rows;
     g->n_squared_after = d->n_squared;
@@ -167,36 +173,37 @@ static int record(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows, 
 }
 
 /* A step that was not seen before takes the place of another and is remembered. */
-static void remember(struct cuda_device *d, struct cuda_graph *g, uint32_t n_rows) {
+static void remember(struct cuda_device *d, struct cuda_graph *g) {
     const struct cuda_queue *q = &d->queue;
 
     drop(d, g);
     memcpy(g->ops, q->ops, q->n_ops * sizeof(*q->ops));
     g->n_ops = q->n_ops;
     g->plan = d->plan;
-    g->n_rows = n_rows;
+    g->n_rows = d->row_places;
+    g->n_wants = d->want_places;
     g->n_squared = squared_before(d);
 }
 
 int cuda_queue_run(struct cuda_device *d, struct err *e) {
     struct cuda_driver *driver = d->driver;
     struct cuda_queue *q = &d->queue;
-    uint32_t n_rows = cuda_queue_bucket(d->n_rows);
     struct cuda_graph *g;
     bool found;
     int r;
 
     if (q->n_ops == 0 || d->options.no_graphs || d->n_rows > CUDA_GRAPH_ROWS_MAX)
         return cuda_queue_flush(d, e);
-    if (n_rows > d->limits.n_rows) n_rows = d->n_rows;
-    g = find(d, n_rows, &found);
+    g = find(d, &found);
     g->used = ++q->n_steps;
+    q->last = (uint32_t)(g - q->graphs);
     if (!found) {
-        remember(d, g, n_rows);
+        remember(d, g);
         return cuda_queue_flush(d, e);
     }
+    d->rests = false;
     r = cuda_driver_work(driver, e);
-    if (r == 0 && !g->exec) r = record(d, g, n_rows, e);
+    if (r == 0 && !g->exec) r = record(d, g, e);
     d->n_squared = g->n_squared_after;
     if (r == 0)
         r = cuda_driver_check(driver, driver->cuda.cuGraphLaunch(g->exec, driver->stream), "a step",

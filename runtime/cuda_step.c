@@ -188,6 +188,7 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
 static int attend_plain(struct cuda_device *d, uint32_t layer, uint32_t split_keys, struct err *e) {
     const struct model *m = &d->model;
     CUdeviceptr kv = d->pages + layer * d->layer_bytes, table = d->batch + d->pages_off;
+    CUdeviceptr flags = d->batch + d->at.flags_off;
     void *params[] = {&d->attended,
                       &d->qkv,
                       &kv,
@@ -199,7 +200,7 @@ static int attend_plain(struct cuda_device *d, uint32_t layer, uint32_t split_ke
                       &d->model.head_dim,
                       &split_keys,
                       &d->scale,
-                      &d->back};
+                      &flags};
     const struct cuda_launch launch = {
         .entry = d->entries.plain_attn,
         .name = "plain attention",
@@ -216,10 +217,10 @@ int cuda_step_attend(struct cuda_device *d, uint32_t layer, const struct schedul
         .d_pages = d->pages + layer * d->layer_bytes,
         .d_q = d->qkv,
         .d_out = d->attended,
-        .d_flagged = d->back,
+        .d_flagged = d->batch + d->at.flags_off,
         .d_positions = d->batch + offsetof(struct batch_row, position),
         .d_table = d->batch + d->pages_off,
-        .d_tiles = d->batch + d->tiles_off,
+        .d_tiles = d->batch + d->at.tiles_off,
         .d_work = d->attn_work,
         .q_stride = d->qkv_width,
         .position_stride = sizeof(struct batch_row) / sizeof(uint32_t),
@@ -260,7 +261,7 @@ int cuda_step_mlp_out(struct cuda_device *d, uint32_t layer, const struct schedu
 
 int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const struct schedule *s,
                    struct err *e) {
-    CUdeviceptr wants = d->batch + d->wants_off + first * sizeof(struct batch_want);
+    CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
     int r = norm(d, 0, d->norm_final, wants, n, s->norm_run, e);
 
     if (r < 0) return r;
@@ -268,8 +269,8 @@ int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const stru
 }
 
 int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e) {
-    CUdeviceptr wants = d->batch + d->wants_off + first * sizeof(struct batch_want);
-    CUdeviceptr results = d->back + d->results_off + first * sizeof(struct batch_result);
+    CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
+    CUdeviceptr results = d->batch + d->at.results_off + first * sizeof(struct batch_result);
     void *lse[] = {&d->chunks, &d->logits, &d->model.vocab, &d->logits_stride, &d->n_chunks};
     void *params[] = {&results,    &wants,          &d->logits,        &d->chunks,
                       &d->weighed, &d->model.vocab, &d->logits_stride, &d->n_chunks};

@@ -37,6 +37,9 @@ _Static_assert(sizeof(struct batch_result) == sizeof(struct device_result) &&
                "results travel as they are");
 _Static_assert(BATCH_TOP_MAX == SAMPLE_TOP_MAX, "one limit");
 
+/* A copy to the device costs the host as much time as the bus needs for so many bytes. */
+enum { COPY_BYTES = 128 << 10 };
+
 static struct cuda_device *self(struct device *dev) {
     return (struct cuda_device *)dev;
 }
@@ -84,43 +87,52 @@ static struct batch_want want_of(const struct cuda_device *d, const struct devic
 
 /* Waits for all that was queued. */
 static int settle(struct cuda_device *d, const char *what, struct err *e) {
+    const bool rests = d->rests && d->queue.n_ops == 0;
     int r = cuda_queue_flush(d, e);
 
-    if (r < 0) return r;
-    return cuda_driver_check(d->driver, d->driver->cuda.cuStreamSynchronize(d->driver->stream),
-                             what, e);
+    if (r == 0 && !rests)
+        r = cuda_driver_check(d->driver, d->driver->cuda.cuStreamSynchronize(d->driver->stream),
+                              what, e);
+    d->rests = r == 0;
+    return r;
 }
 
-/* What the step is filled up with, to the bucket that its graph was made for. */
-static void fill_up(struct cuda_device *d) {
-    struct batch_row *rows = (struct batch_row *)d->h_batch;
-    struct batch_want *wants = (struct batch_want *)(d->h_batch + d->wants_off);
+/* Places for n, as many as there is room for. */
+static uint32_t places(uint32_t n, uint32_t n_max) {
+    const uint32_t bucket = n ? cuda_queue_bucket(n) : 0;
 
-    for (uint32_t i = d->n_rows; i < d->limits.n_rows && i < cuda_queue_bucket(d->n_rows); i++)
-        rows[i] = (struct batch_row){.seq = BATCH_NO_SEQ};
-    for (uint32_t i = d->n_wants; i < d->limits.n_wants && i < 2 * d->n_wants; i++)
-        wants[i] = (struct batch_want){.n_top = BATCH_NO_WANT};
+    return bucket < n_max ? bucket : n_max;
 }
 
-/* Attention's plan and its tiles, of each kind as many as its bucket has: a graph that was made
- * for the one step fits the next. */
-static void plan_attn(struct cuda_device *d, const struct device_batch *batch) {
-    struct sm90_attn_tile *to = (struct sm90_attn_tile *)(d->h_batch + d->tiles_off);
-    const struct sm90_attn_tile *from = d->tiles;
+/* Attention's plan, its tiles of each kind in as many places as their bucket has: a graph that was
+ * made for the one step fits the next.  The places of all. */
+static uint32_t plan_attn(struct cuda_device *d, const struct device_batch *batch,
+                          uint32_t out_n_tiles[CUDA_ATTN_KINDS]) {
+    uint32_t n_places = 0;
 
-    if (!d->attn) return;
+    if (!d->attn) return 0;
     cuda_attn_plan(d->attn, batch->rows, batch->n_rows, d->tiles, &d->plan);
     for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
-        const uint32_t n = d->plan.n_tiles[kind], bucket = n ? cuda_queue_bucket(n) : 0;
-
-        memcpy(to, from, n * sizeof(*to));
-        memset(to + n, 0, (bucket - n) * sizeof(*to));
-        from += n;
-        to += bucket;
-        d->plan.n_tiles[kind] = bucket;
+        out_n_tiles[kind] = d->plan.n_tiles[kind];
+        n_places += d->plan.n_tiles[kind] = places(out_n_tiles[kind], UINT32_MAX);
     }
     d->plan.end_max = cuda_queue_power(d->plan.end_max);
     d->plan.n_keys = cuda_queue_power(d->plan.n_keys);
+    return n_places;
+}
+
+static void put_tiles(struct cuda_device *d, const uint32_t n_tiles[CUDA_ATTN_KINDS]) {
+    struct sm90_attn_tile *to = (struct sm90_attn_tile *)(d->h_batch + d->at.tiles_off);
+    const struct sm90_attn_tile *from = d->tiles;
+
+    for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
+        const uint32_t n = n_tiles[kind], n_places = d->plan.n_tiles[kind];
+
+        memcpy(to, from, n * sizeof(*to));
+        memset(to + n, 0, (n_places - n) * sizeof(*to));
+        from += n;
+        to += n_places;
+    }
 }
 
 /* Pages before its own were judged with the rows that are there. */
@@ -136,60 +148,96 @@ static void check_row(const struct cuda_device *d, const struct device_batch *ba
            l->n_pages);
 }
 
-/* Lines first .. end - 1 of the page tables. */
-static int upload_pages(struct cuda_device *d, const struct device_batch *batch, uint32_t first,
-                        uint32_t end, struct err *e) {
+/* Lines first .. end - 1 of the page tables, as they stand on the host. */
+static int copy_pages(struct cuda_device *d, uint32_t first, uint32_t end, struct err *e) {
     struct cuda_driver *driver = d->driver;
-    const size_t line_bytes = d->limits.n_seq_pages * sizeof(*batch->pages);
-    const size_t at = d->pages_off + first * line_bytes, n_bytes = (end - first) * line_bytes;
+    const size_t line_bytes = d->limits.n_seq_pages * sizeof(uint32_t);
+    const size_t at = d->pages_off + first * line_bytes;
 
-    ASSERT(first < end && end <= batch->n_seqs);
-    memcpy(d->h_batch + at, (const char *)batch->pages + first * line_bytes, n_bytes);
-    return cuda_driver_check(
-        driver,
-        driver->cuda.cuMemcpyHtoDAsync_v2(d->batch + at, d->h_batch + at, n_bytes, driver->stream),
-        "upload", e);
+    return cuda_driver_check(driver,
+                             driver->cuda.cuMemcpyHtoDAsync_v2(d->batch + at, d->h_batch + at,
+                                                               (end - first) * line_bytes,
+                                                               driver->stream),
+                             "upload", e);
 }
 
+/* Each changed line by itself, or all from the first to the last at once where that is sooner: what
+ * lies between is there already, as it is. */
 static int upload_changed(struct cuda_device *d, const struct device_batch *batch, struct err *e) {
+    const size_t n = d->limits.n_seq_pages, line_bytes = n * sizeof(*batch->pages);
+    uint32_t *pages = (uint32_t *)(d->h_batch + d->pages_off);
+    uint32_t first = UINT32_MAX, end = 0;
     int r = 0;
 
-    if (!batch->changed) return upload_pages(d, batch, 0, batch->n_seqs, e);
+    for (uint32_t i = 0; i < batch->n_changed; i++) {
+        const uint32_t line = batch->changed[i];
+
+        ASSERT(line < batch->n_seqs);
+        memcpy(pages + line * n, batch->pages + line * n, line_bytes);
+        if (line < first) first = line;
+        if (line >= end) end = line + 1;
+    }
+    if (batch->n_changed == 0) return 0;
+    if ((end - first) * line_bytes <= batch->n_changed * COPY_BYTES)
+        return copy_pages(d, first, end, e);
     for (uint32_t i = 0; r == 0 && i < batch->n_changed; i++)
-        r = upload_pages(d, batch, batch->changed[i], batch->changed[i] + 1, e);
+        r = copy_pages(d, batch->changed[i], batch->changed[i] + 1, e);
     return r;
+}
+
+static int upload_pages(struct cuda_device *d, const struct device_batch *batch, struct err *e) {
+    if (batch->changed) return upload_changed(d, batch, e);
+    memcpy(d->h_batch + d->pages_off, batch->pages,
+           batch->n_seqs * d->limits.n_seq_pages * sizeof(*batch->pages));
+    return copy_pages(d, 0, batch->n_seqs, e);
+}
+
+static void put_rows(struct cuda_device *d, const struct device_batch *batch) {
+    struct batch_row *rows = (struct batch_row *)d->h_batch;
+
+    for (uint32_t i = 0; i < batch->n_rows; i++) check_row(d, batch, &batch->rows[i]);
+    memcpy(rows, batch->rows, batch->n_rows * sizeof(*rows));
+    for (uint32_t i = batch->n_rows; i < d->row_places; i++)
+        rows[i] = (struct batch_row){.seq = BATCH_NO_SEQ};
+    memset(d->h_batch + d->at.flags_off, 0, d->row_places);
+}
+
+static void put_wants(struct cuda_device *d, const struct device_batch *batch) {
+    struct batch_want *wants = (struct batch_want *)(d->h_batch + d->at.wants_off);
+
+    for (uint32_t i = 0; i < batch->n_wants; i++) {
+        ASSERT(batch->wants[i].row < batch->n_rows && batch->wants[i].n_top <= SAMPLE_TOP_MAX);
+        wants[i] = want_of(d, batch, &batch->wants[i]);
+    }
+    for (uint32_t i = batch->n_wants; i < d->want_places; i++)
+        wants[i] = (struct batch_want){.n_top = BATCH_NO_WANT};
 }
 
 static int upload(struct device *dev, const struct device_batch *batch, struct err *e) {
     struct cuda_device *d = self(dev);
     struct cuda_driver *driver = d->driver;
     const struct device_limits *l = &d->limits;
-    struct batch_want *wants = (struct batch_want *)(d->h_batch + d->wants_off);
+    uint32_t n_tiles[CUDA_ATTN_KINDS] = {0};
     int r;
 
     ASSERT(batch->n_rows > 0 && batch->n_rows <= l->n_rows && batch->n_seqs <= l->n_seqs);
     ASSERT(batch->n_wants <= l->n_wants);
     /* The step before must have left the pinned block, and stages nobody waited for run. */
     if ((r = settle(d, "the step before", e)) < 0) return r;
-    if ((r = upload_changed(d, batch, e)) < 0) return r;
-    memcpy(d->h_batch, batch->rows, batch->n_rows * sizeof(*batch->rows));
-    for (uint32_t i = 0; i < batch->n_rows; i++) check_row(d, batch, &batch->rows[i]);
-    for (uint32_t i = 0; i < batch->n_wants; i++) {
-        ASSERT(batch->wants[i].row < batch->n_rows && batch->wants[i].n_top <= SAMPLE_TOP_MAX);
-        wants[i] = want_of(d, batch, &batch->wants[i]);
-    }
+    d->rests = false;
+    if ((r = upload_pages(d, batch, e)) < 0) return r;
     d->n_rows = d->n_launch = batch->n_rows;
     d->n_wants = batch->n_wants;
-    fill_up(d);
-    plan_attn(d, batch);
-    r = cuda_driver_check(
-        driver,
-        driver->cuda.cuMemcpyHtoDAsync_v2(d->batch, d->h_batch, d->pages_off, driver->stream),
-        "upload", e);
-    if (r < 0) return r;
+    d->row_places = places(d->n_rows, l->n_rows);
+    d->want_places = places(d->n_wants, l->n_wants);
+    d->at = cuda_load_layout(d->row_places, d->want_places, plan_attn(d, batch, n_tiles));
+    put_rows(d, batch);
+    put_wants(d, batch);
+    put_tiles(d, n_tiles);
     return cuda_driver_check(
-        driver, driver->cuda.cuMemsetD8Async(d->back, 0, d->results_off, driver->stream), "upload",
-        e);
+        driver,
+        driver->cuda.cuMemcpyHtoDAsync_v2(d->batch, d->h_batch, d->at.results_off, driver->stream),
+        "upload", e);
 }
 
 static int embed(struct device *dev, struct err *e) {
@@ -229,15 +277,17 @@ static int copy(struct device *dev, struct device_result *out_results, uint8_t *
                 struct err *e) {
     struct cuda_device *d = self(dev);
     struct cuda_driver *driver = d->driver;
-    const size_t n_bytes = d->results_off + d->n_wants * sizeof(struct batch_result);
+    const size_t from = d->at.flags_off;
+    const size_t n_bytes = d->at.results_off - from + d->n_wants * sizeof(struct batch_result);
     int r = cuda_queue_run(d, e);
 
     if (r < 0) return r;
     d->out_results = out_results;
     d->out_flagged = out_flagged;
-    return cuda_driver_check(
-        driver, driver->cuda.cuMemcpyDtoHAsync_v2(d->h_back, d->back, n_bytes, driver->stream),
-        "results", e);
+    return cuda_driver_check(driver,
+                             driver->cuda.cuMemcpyDtoHAsync_v2(d->h_batch + from, d->batch + from,
+                                                               n_bytes, driver->stream),
+                             "results", e);
 }
 
 static int wait(struct device *dev, struct err *e) {
@@ -246,8 +296,9 @@ static int wait(struct device *dev, struct err *e) {
 
     if (r < 0) return r;
     if (d->out_results && d->n_wants)
-        memcpy(d->out_results, d->h_back + d->results_off, d->n_wants * sizeof(*d->out_results));
-    if (d->out_flagged) memcpy(d->out_flagged, d->h_back, d->n_rows);
+        memcpy(d->out_results, d->h_batch + d->at.results_off,
+               d->n_wants * sizeof(*d->out_results));
+    if (d->out_flagged) memcpy(d->out_flagged, d->h_batch + d->at.flags_off, d->n_rows);
     d->out_results = NULL;
     d->out_flagged = NULL;
     return 0;
