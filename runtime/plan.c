@@ -24,8 +24,9 @@ static void add(struct plan *p, struct plan_item *items, uint32_t seq, enum plan
     p->n_rows += n_rows;
 }
 
-static bool planned(const struct plan *p, const struct plan_item *items, uint32_t seq) {
-    for (uint32_t i = 0; i < p->n_items; i++)
+/* Among the first n, which are windows: a group of them at most. */
+static bool planned(const struct plan_item *items, uint32_t n, uint32_t seq) {
+    for (uint32_t i = 0; i < n; i++)
         if (items[i].seq == seq) return true;
     return false;
 }
@@ -59,7 +60,7 @@ static void add_windows(const struct plan_options *o, const struct plan_seq *seq
         for (uint32_t i = 0; i < n_seqs; i++) {
             const struct plan_seq *s = &seqs[i];
 
-            if (!decodes(s) || planned(p, items, i) || !is_wanted(o, s, which)) continue;
+            if (!decodes(s) || planned(items, p->n_items, i) || !is_wanted(o, s, which)) continue;
             if (best == n_seqs || is_before(s, &seqs[best], which)) best = i;
         }
         if (best == n_seqs) return;
@@ -70,8 +71,10 @@ static void add_windows(const struct plan_options *o, const struct plan_seq *seq
 /* A due sequence waits for its pass: it may not run further ahead of what is committed. */
 static void add_decodes(const struct plan_options *o, const struct plan_seq *seqs, uint32_t n_seqs,
                         struct plan *p, struct plan_item *items) {
+    const uint32_t n_windows = p->n_items;
+
     for (uint32_t i = 0; i < n_seqs; i++)
-        if (decodes(&seqs[i]) && !plan_judges(o, &seqs[i]) && !planned(p, items, i))
+        if (decodes(&seqs[i]) && !plan_judges(o, &seqs[i]) && !planned(items, n_windows, i))
             add(p, items, i, PLAN_DECODE, 1);
 }
 
@@ -113,7 +116,7 @@ static bool pass_waits(const struct plan_options *o, const struct plan_now *now,
     for (uint32_t i = 0; i < p->n_items; i++)
         if (seqs[items[i].seq].age > oldest) oldest = seqs[items[i].seq].age;
     for (uint32_t i = 0; i < n_seqs; i++) {
-        if (!seqs[i].ready || plan_judges(o, &seqs[i]) || planned(p, items, i)) continue;
+        if (!seqs[i].ready || plan_judges(o, &seqs[i]) || planned(items, p->n_items, i)) continue;
         if (seqs[i].age > oldest || (now->after_pass && decodes(&seqs[i]))) return true;
     }
     return false;
