@@ -85,10 +85,13 @@ static void queue(struct bench_steps *s, const struct schedule *schedule) {
     bench_step_must(ops->copy(s->dev, s->results, s->flagged, &e), &e);
 }
 
+/* Page tables, which do not change from step to step, go there with the first, as an engine does. */
 static void upload(struct bench_steps *s) {
     struct err e = {""};
 
     bench_step_must(s->dev->ops->upload(s->dev, &s->batch, &e), &e);
+    s->batch.changed = s->pages;
+    s->batch.n_changed = 0;
 }
 
 static void wait(struct bench_steps *s) {
