@@ -1357,6 +1357,96 @@ static void test_attention_places(void **state) {
     }
 }
 
+/* ---- attention's plan ---- */
+
+enum { PLAN_ROWS = 600 };
+
+/* Rows of sequences of one row, of some and of many, here and there filled up with rows of none. */
+static uint32_t make_rows(struct device_row rows[PLAN_ROWS], uint32_t turn) {
+    uint64_t random = 2 * turn + 1;
+    const uint32_t n_rows = turn % PLAN_ROWS + 1;
+    uint32_t row = 0;
+
+    for (uint32_t seq = 0; row < n_rows; seq++) {
+        uint32_t n, position;
+
+        random = random * 6364136223846793005ull + 1442695040888963407ull;
+        n = random >> 63 ? 1 : 1 + (uint32_t)(random >> 33) % (seq % 3 ? 9 : 200);
+        position = (uint32_t)(random >> 40) % (seq % 2 ? 50 : 100000);
+        for (; n > 0 && row < n_rows; n--)
+            rows[row++] = (struct device_row){7, position++, seq % 11 == 5 ? UINT32_MAX : seq};
+    }
+    return n_rows;
+}
+
+/* A tile is of one kind of run, within it, and knows what its rows see. */
+static void check_tile(const struct device_row *rows, uint32_t n_rows, uint32_t n_shared, int kind,
+                       const struct sm90_attn_tile *tile) {
+    uint32_t begin = tile->row, end = tile->row;
+
+    assert_true(tile->n_rows > 0 && tile->row + tile->n_rows <= n_rows);
+    while (begin > 0 && rows[begin - 1].seq == tile->seq) begin--;
+    while (end < n_rows && rows[end].seq == tile->seq) end++;
+    assert_true(tile->seq != UINT32_MAX && tile->row + tile->n_rows <= end);
+    assert_int_equal(kind, end - begin == 1                             ? CUDA_ATTN_FEW
+                           : (end - begin) * n_shared <= SM90_ATTN_ROWS ? CUDA_ATTN_SOME
+                                                                        : CUDA_ATTN_MANY);
+    assert_true(kind == CUDA_ATTN_FEW || tile->n_rows * n_shared <= 2 * SM90_ATTN_ROWS);
+    assert_int_equal(tile->end, rows[tile->row + tile->n_rows - 1].position + 1);
+    assert_int_equal(tile->seen, rows[tile->row].position);
+    assert_int_equal(tile->old, rows[begin].position);
+}
+
+/* Each row of a sequence is in one tile; tiles of a kind stand together, nearly the longest first. */
+static void check_plan(const struct cuda_attn *attn, uint32_t n_shared,
+                       const struct device_row *rows, uint32_t n_rows) {
+    struct sm90_attn_tile tiles[PLAN_ROWS];
+    uint32_t n_of[PLAN_ROWS] = {0}, end_max = 0;
+    const struct sm90_attn_tile *tile = tiles;
+    struct cuda_attn_plan plan;
+    uint64_t n_keys = 0;
+
+    cuda_attn_plan(attn, rows, n_rows, tiles, &plan);
+    for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++)
+        for (uint32_t i = 0; i < plan.n_tiles[kind]; i++, tile++) {
+            check_tile(rows, n_rows, n_shared, kind, tile);
+            if (i > 0) assert_true(8ull * tile->end <= 9ull * tile[-1].end);
+            for (uint32_t row = 0; row < tile->n_rows; row++) n_of[tile->row + row]++;
+            if (kind != CUDA_ATTN_FEW) {
+                assert_true(tile->end <= plan.run_end_max[kind]);
+                continue;
+            }
+            n_keys += tile->end;
+            if (tile->end > end_max) end_max = tile->end;
+        }
+    for (uint32_t row = 0; row < n_rows; row++)
+        assert_int_equal(n_of[row], rows[row].seq != UINT32_MAX);
+    assert_int_equal(plan.n_keys, n_keys);
+    assert_int_equal(plan.end_max, end_max);
+}
+
+static void test_plan(void **state) {
+    static const uint32_t shared[] = {1, 3, 4, 8, 64};
+    const struct cuda_driver_options options = {.nvrtc_folder = stub_folder};
+    struct device_row rows[PLAN_ROWS];
+    struct cuda_driver *d = NULL;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(cuda_driver_open(&options, &d, &e), 0);
+    for (size_t i = 0; i < sizeof(shared) / sizeof(shared[0]); i++) {
+        const struct cuda_attn_shape shape = {
+            .n_heads = 2 * shared[i], .n_kv_heads = 2, .head_dim = 128, .n_seq_pages = 2048};
+        struct cuda_attn *attn;
+
+        assert_int_equal(cuda_attn_open(d, &shape, &attn, &e), 0);
+        for (uint32_t turn = 0; turn < 2 * PLAN_ROWS; turn++)
+            check_plan(attn, shared[i], rows, make_rows(rows, turn));
+        cuda_attn_close(attn);
+    }
+    cuda_driver_close(d);
+}
+
 static struct device *other_dev;
 static int other_r;
 static struct err other_e;
@@ -1478,6 +1568,7 @@ int main(void) {
         CASE(test_many_groups),
         CASE(test_driver),
         CASE(test_attention_places),
+        CASE(test_plan),
         CASE(test_threads),
         CASE(test_load_again),
         CASE(test_hang),
