@@ -14,7 +14,13 @@ enum {
     COPY_THREADS = 64,   /* of sm90_gemm_bf16_few* */
     SCALE_THREADS = 128, /* of sm90_gemm_bf16_normed* */
     ROW_STAGES_MAX = 8,
-    RING_BYTES = 108 << 10,       /* two kernels' rings share a multiprocessor, so they overlap */
+    NORMED_WIDTH_MAX = 16, /* the widest that norms its rows */
+    /* Rings of two kernels that follow each other share a multiprocessor, so that they overlap; those
+     * of two blocks of a product that norms its rows do not, which keeps these one a multiprocessor
+     * whatever ends first. */
+    RING_BYTES = 108 << 10,
+    RING_BYTES_NORMED = 122 << 10,
+    RING_BYTES_CUT = 98 << 10,    /* before and behind those: o and down */
     RING_BYTES_ALONE = 200 << 10, /* where registers leave room for one anyway */
     ALIGN_BYTES = 1024,
     PART_PAD = 4, /* as in sm90_gemm_few.cuh */
@@ -64,7 +70,9 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
         uint32_t n_bytes = 0;
 
         if (is_few(i) || is_normed(i))
-            n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE : RING_BYTES);
+            n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE
+                                     : is_normed(i)        ? RING_BYTES_NORMED
+                                                           : RING_BYTES);
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
         if (is_wide(i)) n_bytes = shared_bytes_wide(i);
@@ -136,9 +144,16 @@ static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t 
         "a map of activations", e);
 }
 
-/* Stages of both rings; `more` bytes stand behind them. */
-static void plan_rings(struct sm90_gemm *p, uint32_t width, uint32_t more) {
-    const uint32_t budget = (width > 64 ? RING_BYTES_ALONE : RING_BYTES) - more;
+static uint32_t ring_bytes(enum cuda_gemm_kernel kernel, uint32_t n_ranks) {
+    const uint32_t width = cuda_gemm_kinds[kernel].width;
+
+    if (is_normed(kernel)) return RING_BYTES_NORMED;
+    if (width > 64) return RING_BYTES_ALONE;
+    return width <= NORMED_WIDTH_MAX && n_ranks > 1 ? RING_BYTES_CUT : RING_BYTES;
+}
+
+/* Stages of both rings. */
+static void plan_rings(struct sm90_gemm *p, uint32_t width, uint32_t budget) {
     const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
     /* Two where a block takes less time than what stands between two batches of steps, and no
      * segment ends inside one. */
@@ -176,7 +191,7 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     /* The narrowest takes its tiles whole; rows past the end take others longer than rows. */
     p->height = width > 8 ? ceil_div(a->n_rows, p->n_row_tiles) : width;
     p->n_ranks = a->w->cut && a->segments > 1 ? CUT_RANKS : 1;
-    plan_rings(p, width, norm_bytes);
+    plan_rings(p, width, ring_bytes(kernel, p->n_ranks) - norm_bytes);
     p->squares = a->form == SM90_GEMM_ADD && p->n_ranks > 1 ? a->d_squares : 0;
     p->squares_stride = a->squares_stride;
     n_tiles = p->n_tiles * p->n_row_tiles;

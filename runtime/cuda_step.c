@@ -13,6 +13,7 @@ enum {
     NORM_THREADS = 256,
     NORM_VALUES = 8192, /* of a row in registers */
     NORM_EARLY_MIN = 129,
+    NORMED_BYTES_MIN = 8 << 20, /* of weights, of a product that norms its rows */
     /* Attention may start beside the product before it where that is long and attention short. */
     ATTEND_EARLY_ROWS = 8,
     ATTEND_EARLY_BYTES = 16 << 20,
@@ -118,10 +119,13 @@ static int add_product(struct cuda_device *d, const struct cuda_gemm_weight *w, 
     return cuda_gemm_run(d->gemm, &args, e);
 }
 
-/* Whether the product norms its rows itself.  Runs of two are the tree itself. */
+/* Whether the product norms its rows itself, which must be long to hide it.  Runs of two are the
+ * tree itself. */
 static bool can_norm(const struct cuda_device *d, const struct cuda_gemm_weight *w,
                      uint32_t segments, uint32_t run_length) {
-    return d->n_squared >= d->n_launch && run_length <= 2 &&
+    const uint64_t from = d->options.normed_bytes ? d->options.normed_bytes : NORMED_BYTES_MIN;
+
+    return d->n_squared >= d->n_launch && run_length <= 2 && w->n_bytes >= from &&
            cuda_gemm_can_norm(w, d->n_launch, segments, d->n_squares);
 }
 

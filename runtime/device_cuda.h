@@ -24,6 +24,8 @@ struct device_cuda_options {
     const char *nvrtc_folder; /* or NULL: the usual places */
     uint64_t seed;            /* of made-up weights, where load gets none */
     bool no_graphs;           /* every kernel launched by itself, for tests and profilers */
+    uint64_t normed_bytes;    /* from so many bytes of weights on a product norms its few rows
+                                 itself; 0: from 8 MiB on, where that pays */
 };
 
 /* Whether this program has the CUDA device at all. */

@@ -101,6 +101,20 @@ static const struct probe probes[] = {
      {4, 1, 2, 1, 2, 8, 128},
      {{5, 0, 1, 0}, {1, 1, 1, 1}},
      "9fc0b89dae63855817e3e468756623e44234ed8ea2a2bc1c29349f950c45f3c9"},
+    {"few rows of long products",
+     {.n_layers = 2,
+      .hidden = 2048,
+      .intermediate = 2048,
+      .n_heads = 16,
+      .n_kv_heads = 4,
+      .head_dim = 128,
+      .vocab = 260,
+      .tied = true,
+      .rms_eps = 1e-5f,
+      .rope_theta = 10000.0},
+     {1, 4, 1, 4, 1, 1, 512},
+     {{3, 1, 0, 2}, {1, 1, 0, 1}, {5, 1, 4, 1}},
+     "3803a7b24495b77bf473c1c6dafcdca2d2ae83f210255e50ccc8bde530068cf3"},
 };
 
 enum { N_PROBES = sizeof(probes) / sizeof(probes[0]) };

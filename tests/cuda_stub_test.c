@@ -122,7 +122,8 @@ static int teardown(void **state) {
 }
 
 static int open_device(struct device **out_dev, struct err *e) {
-    const struct device_cuda_options options = {.nvrtc_folder = stub_folder, .seed = 7};
+    const struct device_cuda_options options = {
+        .nvrtc_folder = stub_folder, .seed = 7, .normed_bytes = 1};
 
     *out_dev = NULL;
     e->text[0] = '\0';
@@ -770,7 +771,8 @@ static void test_left_behind(void **state) {
                  {".other.AAAAAA", true, true},
                  {"new.AAAAAA", true, true}};
     char left_folder[] = "/tmp/cuda_stub_test.XXXXXX", path[64], command[64];
-    struct device_cuda_options options = {.nvrtc_folder = stub_folder, .seed = 7};
+    struct device_cuda_options options = {
+        .nvrtc_folder = stub_folder, .seed = 7, .normed_bytes = 1};
     const time_t now = time(NULL);
     struct device *dev;
     struct err e;

@@ -669,6 +669,7 @@ int main(int argc, char **argv) {
     brief = getenv("DEVICE_CUDA_BRIEF") ? atoi(getenv("DEVICE_CUDA_BRIEF")) : 0;
     cuda_options.cache_folder = getenv("LLM42_CUDA_CACHE");
     cuda_options.no_graphs = getenv("LLM42_CUDA_NO_GRAPHS") != NULL;
+    cuda_options.normed_bytes = !cuda_options.no_graphs; /* small models too; or as served */
     r = device_cuda_open(&cuda_options, &dev, &e);
     if (r == -ENODEV) {
         printf("%s\n", e.text);

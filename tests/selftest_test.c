@@ -34,7 +34,7 @@ static void test_builtin(void **state) {
     struct err e = {{0}};
 
     (void)state;
-    assert_non_null(selftest_name(3));
+    assert_non_null(selftest_name(4));
     if (selftest_builtin(dev, UINT32_MAX, &e) < 0) fail_msg("%s", e.text);
     dev->ops->close(dev);
 
@@ -180,12 +180,12 @@ static struct device *open_bent(void) {
 
 /* Each of the models counts, the first bit of a row and the last. */
 static void test_builtin_each(void **state) {
-    static const uint32_t widths[] = {208, 256, 64, 8208}, rows[] = {43, 299, 269, 5};
+    static const uint32_t widths[] = {208, 256, 64, 8208, 2048}, rows[] = {43, 299, 269, 5, 5};
     struct device *dev;
     struct err e = {{0}};
 
     (void)state;
-    for (uint32_t i = 0; i < 4; i++)
+    for (uint32_t i = 0; i < 5; i++)
         for (int last = 0; last < 2; last++) {
             dev = open_bent();
             bend = (struct bend){.stage = HEAD,
@@ -197,7 +197,7 @@ static void test_builtin_each(void **state) {
             assert_int_equal(n_loads, i + 1);
             dev->ops->close(dev);
         }
-    assert_null(selftest_name(4));
+    assert_null(selftest_name(5));
     /* As many as are asked for. */
     dev = open_bent();
     bend = (struct bend){.stage = NONE};

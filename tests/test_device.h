@@ -38,7 +38,8 @@ static inline struct device *test_device_open(uint32_t n_threads, bool portable)
     static struct device *gpu;
     static struct device_ops ops;
     struct device_cuda_options o = {.cache_folder = getenv("LLM42_CUDA_CACHE"),
-                                    .no_graphs = getenv("LLM42_CUDA_NO_GRAPHS") != NULL};
+                                    .no_graphs = getenv("LLM42_CUDA_NO_GRAPHS") != NULL,
+                                    .normed_bytes = 1};
     struct err e = {{0}};
 
     if (!test_device_is_cuda()) return test_twin_open(n_threads, portable);
