@@ -322,9 +322,10 @@ int bench_plan_make(const struct bench_options *o, enum bench_experiment experim
                          .plan = &plan,
                          .recorded = o->arrivals && strcmp(o->arrivals, "recorded") == 0};
     r = read_lists(m);
+    /* A system's workloads one after another: they share its daemon. */
     for (run.repeat = 0; r == BENCH_OK && run.repeat < o->n_repeats; run.repeat++)
-        for (uint32_t w = 0; r == BENCH_OK && w < m->workloads.n; w++)
-            for (uint32_t s = 0; r == BENCH_OK && s < m->systems.n; s++) {
+        for (uint32_t s = 0; r == BENCH_OK && s < m->systems.n; s++)
+            for (uint32_t w = 0; r == BENCH_OK && w < m->workloads.n; w++) {
                 snprintf(run.workload, sizeof(run.workload), "%s", m->workloads.entries[w]);
                 run.system = bench_system_find(m->systems.entries[s]);
                 r = add_rates(m, run);

@@ -6,7 +6,7 @@
 #include "runtime/sha256.h"
 #include "tools/bench_experiment.h"
 
-enum { SAMPLE = 8 /* of a reference made of many at once: again, one by one */ };
+enum { SAMPLE = 2 /* of a reference made of many at once: again, one by one */ };
 
 /* ---- What it is of ---- */
 
