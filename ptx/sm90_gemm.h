@@ -11,10 +11,10 @@
 #define LLM42D_PTX_SM90_GEMM_H
 
 enum {
-    SM90_GEMM_BLOCK = 64,       /* values of K in a block of the image */
-    SM90_GEMM_ATOM_ROWS = 8,    /* rows that swizzle together */
-    SM90_GEMM_TILE_MAX = 128,   /* rows of a tile */
-    SM90_GEMM_STAGES_MAX = 16,  /* of a ring in shared memory */
+    SM90_GEMM_BLOCK = 64,      /* values of K in a block of the image */
+    SM90_GEMM_ATOM_ROWS = 8,   /* rows that swizzle together */
+    SM90_GEMM_TILE_MAX = 128,  /* rows of a tile */
+    SM90_GEMM_STAGES_MAX = 16, /* of a ring in shared memory */
     SM90_GEMM_SEGMENTS_MAX = 16,
     SM90_GEMM_BLOCKS_MAX = 132, /* of a grid of sm90_gemm_bf16_split* */
     SM90_GEMM_ANY_TOKENS = 32,  /* rows of x to a warp of sm90_gemm_bf16_any */
@@ -25,11 +25,18 @@ enum {
 
 /* What becomes of y = W x. */
 enum sm90_gemm_form {
-    SM90_GEMM_BF16, /* out = bf16(y) */
-    SM90_GEMM_F32,  /* out = y, binary32 */
-    SM90_GEMM_ADD,  /* out = bf16(out + bf16(y)), SPEC 2.5 */
-    SM90_GEMM_SILU, /* rows of W in turns of eight, gate and up: out = SPEC 2.8, n / 2 wide */
-    SM90_GEMM_TURNED, /* of sm90_gemm_bf16_normed*: q, k and v, rotated and stored (SPEC 2.6) */
+    SM90_GEMM_BF16,   /* out = bf16(y) */
+    SM90_GEMM_F32,    /* out = y, binary32 */
+    SM90_GEMM_ADD,    /* out = bf16(out + bf16(y)), SPEC 2.5 */
+    SM90_GEMM_SILU,   /* rows of W in turns of eight, gate and up: out = SPEC 2.8, n / 2 wide */
+    SM90_GEMM_TURNED, /* q, k and v, rotated and stored (SPEC 2.6): sm90_gemm_turned.cuh */
+};
+
+/* Of SM90_GEMM_TURNED, as sm90_rotary_bf16 has them; heads of q and k in turns of eight rows, of the
+ * first half and of the second. */
+struct sm90_gemm_turn {
+    unsigned long long kv, cos, sin, rows, pages;
+    unsigned n_seq_pages, n_heads, n_kv_heads, head_dim;
 };
 
 struct sm90_gemm {
@@ -48,9 +55,9 @@ struct sm90_gemm {
     /* sm90_gemm_bf16_few*: the rings, and the shares of the blocks. */
     unsigned stage_blocks; /* blocks of K in a stage: 1, or 2 where they divide a segment */
     unsigned n_weight_stages, n_row_stages;
-    unsigned n_row_tiles; /* of the rows of x */
-    unsigned n_ranks;     /* blocks of a cluster, each with its share of the segments */
-    unsigned hold_ns;     /* how long a block without work keeps its place */
+    unsigned n_row_tiles;    /* of the rows of x */
+    unsigned n_ranks;        /* blocks of a cluster, each with its share of the segments */
+    unsigned hold_ns;        /* how long a block without work keeps its place */
     unsigned squares_stride; /* a multiple of 4 */
 
     unsigned height; /* rows of x to a tile of few and many, and to a box of its map */
@@ -60,6 +67,10 @@ struct sm90_gemm {
     unsigned once;     /* each of the weights is fetched once */
     unsigned share_x;  /* the blocks of a pair share x, not the weights */
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
+
+    unsigned late; /* the next kernel may start at a block's last tile, not at its beginning: of
+                      sm90_gemm_bf16_normed* and of SM90_GEMM_TURNED */
+    struct sm90_gemm_turn turn;
 };
 
 /* sm90_gemm_bf16_normed*: x is the residual stream, and what is multiplied norm(x, weight). */
@@ -68,12 +79,6 @@ struct sm90_gemm_norm {
     unsigned long long weight;  /* bf16 [n_k], 16-byte aligned */
     unsigned n_squares, squares_stride;
     float eps;
-    unsigned late; /* the next kernel may start at a block's last tile, not at its beginning */
-
-    /* Of SM90_GEMM_TURNED, as sm90_rotary_bf16 has them; heads of q and k in turns of eight rows,
-     * of the first half and of the second. */
-    unsigned n_seq_pages, n_heads, n_kv_heads, head_dim;
-    unsigned long long kv, cos, sin, rows, pages;
 };
 
 struct sm90_gemm_pack {

@@ -6,7 +6,7 @@
  *             n_ranks == 2: clusters of 2, one a tile; rank r has half r of the segments
  *   block     128 or 256 threads that compute (tiles up to 64 or 128 rows), then 64 that copy
  *   shared    1024 to align, then the rings, or the partial sums of a cluster if they are larger
- *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
+ *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none); 2.6
  *   bound by  HBM, 2 bytes a weight
  *
  * W is the left operand of wgmma, so N = 8 rows of x cost no more than the tensor core's width in
@@ -19,11 +19,12 @@
  *   weights_full   copier of weights, the bytes  all who compute
  *   weights_empty  a lane of each warp           copier of weights
  *   rows_full      copier of rows, the bytes     all who compute
- *   rows_empty     a lane of each warp           copier of rows */
+ *   rows_empty     a lane of each warp           copier of rows
+ *   named 1        those who compute: places of the rows; partial sums of a cluster */
 #ifndef LLM42D_PTX_SM90_GEMM_FEW_CUH
 #define LLM42D_PTX_SM90_GEMM_FEW_CUH
 
-#include "ptx/sm90_gemm.cuh"
+#include "ptx/sm90_gemm_turned.cuh"
 
 enum {
     FEW_COPY_THREADS = 64,
@@ -435,11 +436,66 @@ DEVICE void few_join(const struct sm90_gemm &g, const struct few_share<N> &share
     }
 }
 
+/* Rows of x of a tile: the first, and how many. */
+DEVICE u32 few_rows(const struct sm90_gemm &g, u32 t, u32 &n_rows) {
+    const u32 row = t % g.n_row_tiles * g.height;
+
+    n_rows = min(g.height, g.n_rows - row);
+    return row;
+}
+
+/* Of the block's first tile, by those who compute; may be called before the kernel before is done. */
+DEVICE void few_places(const struct sm90_gemm &g, const struct few_work &w,
+                       struct turned_place *places, u32 n_compute) {
+    u32 n_rows, row;
+
+    if (w.first < w.n_tiles) {
+        row = few_rows(g, w.first, n_rows);
+        turned_places(g, places, row, n_rows);
+    }
+    sm90_named_sync(1, n_compute); /* they are there */
+}
+
+/* Of one segment and no cluster; the kernel before is done.  What turns rows comes while the products
+ * are under way. */
+template <int N, bool TURNED>
+DEVICE void few_compute_whole(const struct sm90_gemm &g, const struct few_work &w,
+                              struct few_ring &weights, struct few_ring &rows,
+                              struct turned_place *places, u32 warp, u32 n_compute) {
+    const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0, local = warp * 16;
+    float c[N / 2] = {0};
+    struct turned_factors<N> turn;
+
+    for (u32 t = w.first; t < w.n_tiles; t += w.step) {
+        const u32 at = t / g.n_row_tiles * g.tile + local;
+        const bool mine = local < g.tile && at < g.n;
+        u32 n_rows;
+        const u32 row = few_rows(g, t, n_rows);
+
+        if (TURNED && t != w.first && g.n_row_tiles > 1) {
+            sm90_named_sync(1, n_compute); /* those of the tile before have been read */
+            turned_places(g, places, row, n_rows);
+            sm90_named_sync(1, n_compute); /* they are there */
+        }
+        if (TURNED && mine) turn.load(g, places, at, n_rows);
+        if (g.stage_blocks == 2)
+            few_chain<N, 2>(c, g, w, weights, rows, wg, releases);
+        else
+            few_chain<N, 1>(c, g, w, weights, rows, wg, releases);
+        if (g.late && threadIdx.x == 0) sm90_launch_next();
+        if (!TURNED)
+            few_store<N>(c, g, t, warp);
+        else if (mine)
+            turned_store<N>(c, g, turn, places, at, row, n_rows);
+    }
+}
+
 extern __shared__ unsigned char few_dynamic[];
 
 template <int N>
 DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     __shared__ u64 barriers[4][SM90_GEMM_STAGES_MAX];
+    __shared__ struct turned_place places[N];
     const u32 n_compute = blockDim.x - FEW_COPY_THREADS, warp = threadIdx.x / 32;
     const u32 rank = g.n_ranks > 1 ? sm90_cluster_rank() : 0;
     const struct few_work w = few_work(g, rank);
@@ -463,7 +519,7 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
             sm90_barrier_init(rows.empty + 8 * i, n_compute / 32);
         }
         sm90_barrier_init_done();
-        sm90_launch_next();
+        if (!g.late) sm90_launch_next();
     }
     __syncthreads(); /* nobody touches a barrier before it is made */
 
@@ -473,6 +529,10 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     } else if (warp == n_compute / 32 + 1) {
         if (threadIdx.x % 32 == 0) few_copy_rows<N>(map, g, w, rows);
         __syncwarp();
+    } else if (g.form == SM90_GEMM_TURNED) {
+        few_places(g, w, places, n_compute);
+        sm90_wait_previous(); /* who read `out` and the pages before us is done */
+        few_compute_whole<N, true>(g, w, weights, rows, places, warp, n_compute);
     } else {
         const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0;
         float c[N / 2] = {0};

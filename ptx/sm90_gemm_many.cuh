@@ -31,7 +31,7 @@
 #ifndef LLM42D_PTX_SM90_GEMM_MANY_CUH
 #define LLM42D_PTX_SM90_GEMM_MANY_CUH
 
-#include "ptx/sm90_gemm.cuh"
+#include "ptx/sm90_gemm_turned.cuh"
 
 #define SM90_P24 SM90_P16(0), SM90_P8(16)
 #define SM90_P48 SM90_P32(0), SM90_P16(32)
@@ -50,6 +50,7 @@ enum {
     COMPUTE_WARPS = 8,
     COMPUTE_THREADS = COMPUTE_WARPS * 32,
     WG_ROWS = 64,
+    WARP_ROWS = 16,
     CHUNK_COLUMNS = 16, /* of the output, staged for full sectors */
     STAGING_PITCH = 144, /* bytes: four chunks, and against bank conflicts */
     BOTH = (1 << RANKS) - 1,
@@ -322,6 +323,81 @@ DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g,
         many_store_gated<N, FIRST + chunks, END>(c, g, staging, row, end, n);
 }
 
+/* A chunk of row `row` and of the eighth after it: both halves of eight pairs. */
+template <u32 COUNT>
+DEVICE void many_put_turned(const struct sm90_gemm &g, const struct turned_columns &columns,
+                            const struct turned_place *places, u32 staged, u32 row, u32 end) {
+    const struct sm90_gemm_turn &n = g.turn;
+    uint4 a[COUNT], b[COUNT], cos[COUNT], sin[COUNT];
+
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        if (row + i * 8 >= end) continue;
+        a[i] = sm90_load_shared(staged + i * 8 * STAGING_PITCH);
+        b[i] = sm90_load_shared(staged + i * 8 * STAGING_PITCH + 16);
+        if (columns.turned) {
+            const u64 from = (u64)places[i * 8].position * (n.head_dim / 2) + columns.low;
+
+            cos[i] = *(const uint4 *)((const u16 *)n.cos + from);
+            sin[i] = *(const uint4 *)((const u16 *)n.sin + from);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        if (row + i * 8 >= end) continue;
+        const struct turned_place place = places[i * 8];
+        u16 *out = columns.out(g, row + i * 8);
+
+        if (columns.turned) rotary_eight(a[i], b[i], cos[i], sin[i]);
+        *(uint4 *)(out + columns.low) = a[i];
+        *(uint4 *)(out + columns.high) = b[i];
+        if (columns.stored(n, place)) {
+            const u32 slot = place.position % SM90_ATTN_PAGE;
+            u16 *kv = columns.kv(n, place);
+
+            *(uint4 *)(kv + SM90_KV_AT(slot, columns.low, n.head_dim)) = a[i];
+            *(uint4 *)(kv + SM90_KV_AT(slot, columns.high, n.head_dim)) = b[i];
+        }
+    }
+}
+
+/* Queries, keys and values of a warp's rows of x: a lane has two rows, and of these a chunk of four,
+ * which is both halves of eight pairs of a head.  Four lanes write 64 bytes in a row. */
+template <int N, int FIRST, int END>
+DEVICE void many_store_turned(const float (&c)[N / 2], const struct sm90_gemm &g,
+                              const struct turned_place *places, u32 staging, u32 row, u32 end,
+                              u32 n) {
+    constexpr u32 chunks = END - FIRST < 4 ? END - FIRST : 4;
+    constexpr u32 AT_ONCE = N <= 96 ? 2 : 1; /* as registers suffice */
+    const u32 lane = threadIdx.x % 32, chunk = lane % 4;
+    const u32 at = n + (FIRST + chunk) * CHUNK_COLUMNS;
+    const u32 to = staging + (lane % 16) * STAGING_PITCH + lane / 16 * 16;
+    struct turned_columns columns;
+
+    __syncwarp(); /* what was here before has been read */
+#pragma unroll
+    for (u32 j = 0; j < chunks; j++) {
+        const u32 i = 8 * (FIRST + j);
+
+        sm90_store_matrices(to + j * 32, sm90_pack(c[i], c[i + 1]), sm90_pack(c[i + 2], c[i + 3]),
+                            sm90_pack(c[i + 4], c[i + 5]), sm90_pack(c[i + 6], c[i + 7]));
+    }
+    __syncwarp(); /* lanes read what others wrote */
+    if (chunk < chunks && at < g.n) {
+        columns.set(g.turn, at);
+#pragma unroll 1
+        for (u32 half = 0; half < 2; half += AT_ONCE) {
+            const u32 token = half * 8 + lane / 4;
+
+            many_put_turned<AT_ONCE>(g, columns, places + token,
+                                     staging + token * STAGING_PITCH + chunk * 32, row + token,
+                                     end);
+        }
+    }
+    if constexpr (FIRST + chunks < END)
+        many_store_turned<N, FIRST + chunks, END>(c, g, places, staging, row, end, n);
+}
+
 template <int N>
 DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u32 row, u32 end,
                            u32 n) {
@@ -455,21 +531,39 @@ DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring,
     }
 }
 
+/* Of a warp's rows of a tile, the first of which is `first` of it: on their way while the products
+ * are. */
+template <int N>
+DEVICE void many_places(const struct sm90_gemm &g, struct turned_place *places, u32 i, u32 rank,
+                        u32 first) {
+    const struct many_tile t = many_tile<N>(g, i, rank);
+    const u32 lane = threadIdx.x % 32, row = t.row + first + lane;
+
+    __syncwarp(); /* those of the tile before have been read */
+    if (lane < WARP_ROWS && row < t.end) places[lane] = turned_place(g.turn, row);
+}
+
 template <int N, int STAGES, int SEGMENTS, bool SPLIT>
-DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room, u32 ring,
-                         u32 staging, u32 full, u32 empty, u32 rank, u32 wg) {
+DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room,
+                         struct turned_place *places, u32 ring, u32 staging, u32 full, u32 empty,
+                         u32 rank, u32 wg) {
     const u32 n_tiles = many_tiles<N>(g), warp = threadIdx.x / 32 % 4;
     const u32 n_blocks = g.n_blocks / g.segments, n_segments = g.segments / g.n_splits;
+    const bool turned = SEGMENTS == 1 && g.form == SM90_GEMM_TURNED; /* else registers are few */
     struct many_stage stage = {0, 0};
 
     for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
         float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
+        if (turned) many_places<N>(g, places, i, rank, wg * WG_ROWS + warp * WARP_ROWS);
+
         many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg);
         /* Not before: registers are few up to here. */
         const struct many_tile t = many_tile<N>(g, i, rank);
-        const u32 row = t.row + wg * WG_ROWS + warp * 16;
+        const u32 row = t.row + wg * WG_ROWS + warp * WARP_ROWS;
 
+        if (g.late && threadIdx.x == 384 - COMPUTE_THREADS && i + gridDim.x / RANKS >= n_tiles)
+            sm90_launch_next();
         if constexpr (SPLIT) {
             if (g.n_splits == 2)
                 many_join<N, 2>(c, g, room, t, staging, row);
@@ -477,6 +571,12 @@ DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room
                 many_join<N, 4>(c, g, room, t, staging, row);
             break; /* there is no other */
         } else {
+            if constexpr (SEGMENTS == 1)
+                if (turned) {
+                    many_store_turned<N, 0, N / CHUNK_COLUMNS>(c, g, places, staging, row, t.end,
+                                                               t.n);
+                    continue;
+                }
             many_store<N, SEGMENTS == 1>(c, g, staging, row, t.end, t.n);
         }
     }
@@ -488,6 +588,7 @@ template <int N, int STAGES, int SEGMENTS, bool SPLIT>
 DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
                      const struct many_room &room = {}) {
     __shared__ u64 barriers[2][STAGES];
+    __shared__ struct turned_place places[COMPUTE_WARPS][WARP_ROWS];
     const u32 ring = (sm90_shared(many_dynamic) + 1023) & ~1023u;
     const u32 full = sm90_shared(barriers[0]), empty = sm90_shared(barriers[1]);
     const u32 rank = sm90_cluster_rank();
@@ -499,7 +600,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
             sm90_barrier_init(empty + 8 * i, RANKS * n_compute);
         }
         sm90_barrier_init_done();
-        sm90_launch_next();
+        if (!g.late) sm90_launch_next();
     }
     sm90_cluster_sync(); /* the peer's barriers are made, too */
 
@@ -515,9 +616,9 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
         sm90_wait_previous(); /* `out` is ours now, and partial sums */
         if (warp < n_compute)
             many_compute<N, STAGES, SEGMENTS, SPLIT>(
-                g, room, ring,
-                ring + many_shared<N, STAGES>::ring_bytes + warp * (16 * STAGING_PITCH), full,
-                empty, rank, warp / 4);
+                g, room, places[warp], ring,
+                ring + many_shared<N, STAGES>::ring_bytes + warp * (WARP_ROWS * STAGING_PITCH),
+                full, empty, rank, warp / 4);
     }
     __syncwarp();
     sm90_cluster_sync(); /* the peer may still arrive at our barriers */

@@ -26,23 +26,14 @@
 #ifndef LLM42D_PTX_SM90_GEMM_NORMED_CUH
 #define LLM42D_PTX_SM90_GEMM_NORMED_CUH
 
-#include "ptx/sm90_batch.h"
 #include "ptx/sm90_gemm_few.cuh"
-#include "ptx/sm90_kv.h"
-#include "ptx/sm90_rotary.cuh"
 
 enum {
     NORMED_SQUARES = 128, /* partial sums that a warp loads at once */
     NORMED_ROWS = 8,      /* rows whose sums are on their way to a warp */
-    NORMED_NO_PAGE = -1,
     NORMED_WARPS = 4,     /* that scale */
     NORMED_WARP_ROWS = 4, /* of x that a warp takes at once */
     NORMED_THREADS = 32 * NORMED_WARPS,
-};
-
-/* Where a row's key goes. */
-struct normed_place {
-    u32 position, page;
 };
 
 DEVICE float4 normed_four(const struct sm90_gemm_norm &n, u32 row, u32 at) {
@@ -175,121 +166,12 @@ DEVICE void normed_scale_rows(const struct sm90_gemm &g, const struct few_work &
         }
 }
 
-/* Before the kernel before has ended: rows and page tables are of the step's upload. */
-DEVICE void normed_places(const struct sm90_gemm &g, const struct sm90_gemm_norm &n,
-                          struct normed_place *places) {
-    const u32 row = threadIdx.x;
-    struct normed_place p = {0, (u32)NORMED_NO_PAGE};
-
-    if (row >= g.n_rows) return;
-    const struct batch_row at = ((const struct batch_row *)n.rows)[row];
-
-    if (at.seq != BATCH_NO_SEQ) {
-        p.position = at.position;
-        p.page = ((const u32 *)n.pages)[(u64)at.seq * n.n_seq_pages + at.position / SM90_ATTN_PAGE];
-    }
-    places[row] = p;
-}
-
-/* What turns the pairs of this thread in a tile: two cosines and two sines a row of x. */
-template <int N>
-struct normed_turn {
-    u32 cos[N / 8], sin[N / 8];
-
-    /* The first row of W of this warp is row `at` of the matrix. */
-    DEVICE_METHOD void load(const struct sm90_gemm &g, const struct sm90_gemm_norm &n,
-                            const struct normed_place *places, u32 at) {
-        const u32 lane = threadIdx.x % 32, half = n.head_dim / 2;
-        const u32 i = at % n.head_dim / 16 * 8 + lane % 4 * 2;
-        const bool turned = at < (n.n_heads + n.n_kv_heads) * n.head_dim;
-
-#pragma unroll
-        for (u32 j = 0; j < N / 8; j++) {
-            const u32 token = j * 8 + lane / 4;
-
-            cos[j] = sin[j] = 0;
-            if (turned && token < g.n_rows) {
-                const u64 from = (u64)places[token].position * half + i;
-
-                cos[j] = *(const u32 *)((const u16 *)n.cos + from);
-                sin[j] = *(const u32 *)((const u16 *)n.sin + from);
-            }
-        }
-    }
-};
-
-/* Rows of heads of q and k in turns of eight, of the first and of the second half: a thread has
- * both values of a pair.  Those of v stand as they are. */
-template <int N>
-DEVICE void normed_store_turned(const float (&c)[N / 2], const struct sm90_gemm &g,
-                                const struct sm90_gemm_norm &n, const struct normed_turn<N> &turn,
-                                const struct normed_place *places, u32 at) {
-    const u32 lane = threadIdx.x % 32, dim = n.head_dim, head = at / dim, inside = at % dim;
-    const bool turned = head < n.n_heads + n.n_kv_heads;
-    const u32 low = turned ? inside / 16 * 8 + lane % 4 * 2 : inside + lane % 4 * 2;
-    const u32 high = low + (turned ? dim / 2 : 8);
-    const u32 kv_head = turned ? head - n.n_heads : head - n.n_heads - n.n_kv_heads;
-
-#pragma unroll
-    for (u32 j = 0; j < N / 8; j++) {
-        const u32 token = j * 8 + lane / 4;
-        u32 a = sm90_transpose(sm90_pack(c[4 * j], c[4 * j + 1]));
-        u32 b = sm90_transpose(sm90_pack(c[4 * j + 2], c[4 * j + 3]));
-
-        if (token >= g.n_rows) continue;
-        const struct normed_place place = places[token];
-        u16 *out = (u16 *)g.out + (u64)token * g.out_stride + head * dim;
-
-        if (turned) {
-            const u32 a_turned = rotary_low(a, b, turn.cos[j], turn.sin[j]);
-
-            b = rotary_high(a, b, turn.cos[j], turn.sin[j]);
-            a = a_turned;
-        }
-        *(u32 *)(out + low) = a;
-        *(u32 *)(out + high) = b;
-        if (head >= n.n_heads && place.page != (u32)NORMED_NO_PAGE) {
-            const u32 slot = place.position % SM90_ATTN_PAGE;
-            u16 *to = (u16 *)n.kv +
-                      SM90_ATTN_PAGE_AT(place.page, kv_head, turned ? 0 : 1, n.n_kv_heads, dim);
-
-            *(u32 *)(to + SM90_KV_AT(slot, low, dim)) = a;
-            *(u32 *)(to + SM90_KV_AT(slot, high, dim)) = b;
-        }
-    }
-}
-
-template <int N>
-DEVICE void normed_compute(const struct sm90_gemm &g, const struct sm90_gemm_norm &n,
-                           const struct few_work &w, struct few_ring weights,
-                           struct few_ring rows, const struct normed_place *places, u32 warp) {
-    const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0, local = warp * 16;
-    float c[N / 2] = {0};
-    struct normed_turn<N> turn;
-
-    for (u32 t = w.first; t < w.n_tiles; t += w.step) {
-        const u32 at = t * g.tile + local;
-        const bool mine = local < g.tile && at < g.n;
-
-        if (g.form == SM90_GEMM_TURNED && mine) turn.load(g, n, places, at);
-        if (g.stage_blocks == 2)
-            few_chain<N, 2>(c, g, w, weights, rows, wg, releases);
-        else
-            few_chain<N, 1>(c, g, w, weights, rows, wg, releases);
-        if (n.late && threadIdx.x == 0) sm90_launch_next();
-        if (g.form != SM90_GEMM_TURNED)
-            few_store<N>(c, g, t, warp);
-        else if (mine)
-            normed_store_turned<N>(c, g, n, turn, places, at);
-    }
-}
-
 template <int N>
 DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
                        const struct sm90_gemm_norm &n) {
     __shared__ u64 barriers[5][SM90_GEMM_STAGES_MAX], norm_full_barrier;
     __shared__ float factors[N];
-    __shared__ struct normed_place places[N];
+    __shared__ struct turned_place places[N];
     const u32 n_compute = blockDim.x - FEW_COPY_THREADS - NORMED_THREADS, warp = threadIdx.x / 32;
     const struct few_work w = few_work(g, 0);
     unsigned char *aligned = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
@@ -319,20 +201,20 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
         sm90_barrier_init_done();
         sm90_barrier_expect(norm_full, 2 * g.n_k);
         sm90_copy(norm, (const void *)n.weight, 2 * g.n_k, norm_full);
-        if (!n.late) sm90_launch_next();
+        if (!g.late) sm90_launch_next();
     }
     __syncthreads(); /* nobody touches a barrier before it is made */
 
     if (warp < n_compute / 32) {
-        if (g.form == SM90_GEMM_TURNED) {
-            normed_places(g, n, places);
-            sm90_named_sync(1, n_compute); /* places are there */
-        }
+        if (g.form == SM90_GEMM_TURNED) few_places(g, w, places, n_compute);
         sm90_wait_previous();
         normed_factors(g, n, factors, warp, (n_compute + NORMED_THREADS) / 32);
         sm90_named_arrive(2, n_compute + NORMED_THREADS);
         rows.full = ready;
-        normed_compute<N>(g, n, w, weights, rows, places, warp);
+        if (g.form == SM90_GEMM_TURNED)
+            few_compute_whole<N, true>(g, w, weights, rows, places, warp, n_compute);
+        else
+            few_compute_whole<N, false>(g, w, weights, rows, places, warp, n_compute);
     } else if (warp == n_compute / 32) {
         if (threadIdx.x % 32 == 0) few_copy_weights(g, w, weights);
         __syncwarp();

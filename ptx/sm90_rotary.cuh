@@ -26,4 +26,14 @@ DEVICE u32 rotary_high(u32 low, u32 high, u32 c, u32 s) {
                          rotary_second(low) * rotary_second(s));
 }
 
+/* Eight pairs, in place. */
+DEVICE void rotary_eight(uint4 &low, uint4 &high, uint4 c, uint4 s) {
+    const uint4 a = low, b = high;
+
+    low = make_uint4(rotary_low(a.x, b.x, c.x, s.x), rotary_low(a.y, b.y, c.y, s.y),
+                     rotary_low(a.z, b.z, c.z, s.z), rotary_low(a.w, b.w, c.w, s.w));
+    high = make_uint4(rotary_high(a.x, b.x, c.x, s.x), rotary_high(a.y, b.y, c.y, s.y),
+                      rotary_high(a.z, b.z, c.z, s.z), rotary_high(a.w, b.w, c.w, s.w));
+}
+
 #endif

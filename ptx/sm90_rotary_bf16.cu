@@ -43,28 +43,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             uint4 *low_at = (uint4 *)(at + head * dim + j);
             uint4 *high_at = (uint4 *)(at + head * dim + j + half);
             const uint4 *from = turned ? (const uint4 *)(at + head * dim + 2 * j) : low_at;
-            const uint4 low = from[0], high = turned ? from[1] : *high_at;
-            const uint4 c = *(const uint4 *)(cos + table), s = *(const uint4 *)(sin + table);
-            const uint4 r_low = make_uint4(rotary_low(low.x, high.x, c.x, s.x),
-                                           rotary_low(low.y, high.y, c.y, s.y),
-                                           rotary_low(low.z, high.z, c.z, s.z),
-                                           rotary_low(low.w, high.w, c.w, s.w));
-            const uint4 r_high = make_uint4(rotary_high(low.x, high.x, c.x, s.x),
-                                            rotary_high(low.y, high.y, c.y, s.y),
-                                            rotary_high(low.z, high.z, c.z, s.z),
-                                            rotary_high(low.w, high.w, c.w, s.w));
+            uint4 low = from[0], high = turned ? from[1] : *high_at;
 
+            rotary_eight(low, high, *(const uint4 *)(cos + table), *(const uint4 *)(sin + table));
             // all of the head was read; its lanes are neighbours
             if (turned) __syncwarp((n_vec == 32 ? ~0u : (1u << n_vec) - 1)
                                    << (threadIdx.x % 32 / n_vec * n_vec));
-            *low_at = r_low;
-            *high_at = r_high;
+            *low_at = low;
+            *high_at = high;
             if (head >= n_heads) {
                 unsigned short *to =
                     kv + SM90_ATTN_PAGE_AT(page, head - n_heads, 0, n_kv_heads, dim);
 
-                *(uint4 *)(to + SM90_KV_AT(slot, j, dim)) = r_low;
-                *(uint4 *)(to + SM90_KV_AT(slot, j + half, dim)) = r_high;
+                *(uint4 *)(to + SM90_KV_AT(slot, j, dim)) = low;
+                *(uint4 *)(to + SM90_KV_AT(slot, j + half, dim)) = high;
             }
         } else {
             const unsigned v = (i - n_rotated) * 8, head = v / dim, j = v % dim;

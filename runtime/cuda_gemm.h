@@ -43,14 +43,16 @@ struct cuda_gemm_args {
     uint64_t d_squares; /* of cuda_gemm_squares() of ADD, or 0: partial sums of squares go here */
     uint32_t squares_stride;
     const struct sm90_gemm_norm *norm; /* x is normed first; see cuda_gemm_can_norm() */
+    const struct sm90_gemm_turn *turn; /* of SM90_GEMM_TURNED; see cuda_gemm_can_turn() */
     uint32_t x_stride;                 /* in values, multiples of 8 */
     uint32_t out_stride;
     uint32_t n_rows;
     uint32_t segments;        /* of K: 1, 2, 4, 8 or 16 */
-    enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone, TURNED with head_dim and norm */
+    enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone, TURNED with head_dim */
     uint32_t n_splits;        /* shares of the segments, of SPLIT128: 2 or 4; 0: the fastest */
     uint32_t pairs;           /* of many rows: enum cuda_gemm_pairs; 0: the fastest */
     bool overlap; /* start beside the kernel before, which need not know: we wait for it */
+    bool late;    /* with norm or turn: the next one may start at our last tile, not at once */
 };
 
 /* What the two blocks of a pair have in common, where rows are many. */
@@ -96,6 +98,12 @@ void cuda_gemm_shape_heads(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t 
 uint32_t cuda_gemm_squares(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments);
 bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments,
                         uint32_t n_squares);
+
+/* Pure: whether the kernel, or that which is chosen without a norm, rotates q and k and stores keys
+ * and values itself: SM90_GEMM_TURNED. */
+bool cuda_gemm_turns(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                     uint32_t segments);
+bool cuda_gemm_can_turn(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments);
 
 /* Pure: whether the kernel can do the shape, and the one that does it fastest. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,

@@ -284,6 +284,8 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
         uint64_t cycles;
 
         if (!cuda_gemm_can(k, w, segments)) continue;
+        /* A kernel more, which reads and writes all there is, costs more than any of these differ. */
+        if (w->head_dim && segments == 1 && !cuda_gemm_turns(k, w, segments)) continue;
         cycles = is_four(k)   ? four_cycles(k, w, n_rows, segments)
                  : is_wide(k) ? wide_cycles(k, w, n_rows)
                               : cuda_gemm_many_choose(k, w, n_rows, segments, n_splits, 0, &way);
@@ -321,6 +323,20 @@ bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint3
            cuda_gemm_choose_normed(n_rows) <= CUDA_GEMM_NORMED16 &&
            cuda_gemm_can(cuda_gemm_choose_normed(n_rows), w, segments);
 }
+
+/* Of one segment.  The kernel by hand does not know the form, beside a tree there are no registers, and
+ * WIDE* are chosen for no model's q, k and v. */
+bool cuda_gemm_turns(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                     uint32_t segments) {
+    if (!w->head_dim || segments > 1) return false;
+    if (is_many(kernel)) return many_tree(kernel) == 1;
+    return is_normed(kernel) || (is_few(kernel) && kernel != CUDA_GEMM_FEW8);
+}
+
+bool cuda_gemm_can_turn(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
+    return cuda_gemm_turns(cuda_gemm_choose(w, n_rows, segments), w, segments);
+}
+
 const char *cuda_gemm_name(enum cuda_gemm_kernel kernel) {
     ASSERT(kernel < CUDA_GEMM_END);
     return cuda_gemm_kinds[kernel].name;

@@ -136,14 +136,20 @@ static struct sm90_gemm_norm norm_of(const struct cuda_device *d, CUdeviceptr w)
         .n_squares = d->n_squares,
         .squares_stride = d->squares_stride,
         .eps = d->model.rms_eps,
-        .n_seq_pages = d->limits.n_seq_pages,
-        .n_heads = d->model.n_heads,
-        .n_kv_heads = d->model.n_kv_heads,
-        .head_dim = d->model.head_dim,
+    };
+}
+
+static struct sm90_gemm_turn turn_of(const struct cuda_device *d, CUdeviceptr kv) {
+    return (struct sm90_gemm_turn){
+        .kv = kv,
         .cos = d->cos,
         .sin = d->sin,
         .rows = d->batch,
         .pages = d->batch + d->pages_off,
+        .n_seq_pages = d->limits.n_seq_pages,
+        .n_heads = d->model.n_heads,
+        .n_kv_heads = d->model.n_kv_heads,
+        .head_dim = d->model.head_dim,
     };
 }
 
@@ -170,21 +176,25 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
                       struct err *e) {
     const struct cuda_layer *l = &d->layers[layer];
     CUdeviceptr kv = d->pages + layer * d->layer_bytes;
+    const struct sm90_gemm_turn t = turn_of(d, kv);
+    const struct sm90_gemm_norm n = norm_of(d, l->norm_in);
+    const bool normed = d->head_turn && can_norm(d, &l->qkv, s->qkv, s->norm_run);
+    struct cuda_gemm_args args =
+        args_of(d, &l->qkv, d->normed, d->qkv, d->n_launch, s->qkv, SM90_GEMM_BF16);
     int r;
 
-    if (d->head_turn && can_norm(d, &l->qkv, s->qkv, s->norm_run)) {
-        struct sm90_gemm_norm n = norm_of(d, l->norm_in);
-        struct cuda_gemm_args args =
-            args_of(d, &l->qkv, d->x, d->qkv, d->n_launch, s->qkv, SM90_GEMM_TURNED);
-
-        n.kv = kv;
-        n.late = d->n_launch > ATTEND_EARLY_ROWS || l->qkv.n_bytes < ATTEND_EARLY_BYTES;
+    if (normed || cuda_gemm_can_turn(&l->qkv, d->n_launch, s->qkv)) {
+        args.form = SM90_GEMM_TURNED;
+        args.turn = &t;
+        args.late = d->n_launch > ATTEND_EARLY_ROWS || l->qkv.n_bytes < ATTEND_EARLY_BYTES;
+    }
+    if (normed) {
+        args.d_x = d->x;
         args.norm = &n;
         return cuda_gemm_run(d->gemm, &args, e);
     }
     if ((r = norm(d, 0, l->norm_in, 0, d->n_launch, s->norm_run, e)) < 0) return r;
-    if ((r = product(d, &l->qkv, d->normed, d->qkv, d->n_launch, s->qkv, SM90_GEMM_BF16, e)) < 0)
-        return r;
+    if ((r = cuda_gemm_run(d->gemm, &args, e)) < 0 || args.turn) return r;
     return rotate(d, kv, e);
 }
 

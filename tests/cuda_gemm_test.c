@@ -43,7 +43,7 @@ static struct {
     uint32_t shared_bytes[CUDA_GEMM_END + 1]; /* that entries were opened with */
     uint32_t n_entries;
     uint32_t box_rows;
-    uint64_t n_launches[FAMILIES];
+    uint64_t n_launches[FAMILIES], n_turned[FAMILIES];
 } now;
 
 /* ---- the driver ---- */
@@ -147,6 +147,9 @@ static void check_few(const struct sm90_gemm *p, const struct cuda_launch *l, ui
     if (p->form == SM90_GEMM_SILU || normed) CHECK(p->tile % 16 == 0);
     if (p->squares) CHECK(p->n_ranks > 1 && p->form == SM90_GEMM_ADD);
     if (normed) CHECK(p->segments == 1 && p->n_row_tiles == 1);
+    /* A warp's rows of W are of one head, and all places of a tile's rows have a thread. */
+    if (p->form == SM90_GEMM_TURNED)
+        CHECK(p->segments == 1 && p->n_ranks == 1 && p->tile % 16 == 0 && p->height <= n_compute);
     check_blocks(p, width);
     check_rings(p, l, width, n_compute, normed ? p->n_blocks * ROW_BYTES : 0);
 }
@@ -167,6 +170,7 @@ static void check_many(const struct sm90_gemm *p, const struct cuda_launch *l, u
     CHECK(p->n_blocks % p->segments == 0);
     CHECK(p->segments == 1 || p->n_blocks / p->segments * SM90_GEMM_BLOCK == segment_values(p));
     if (p->form == SM90_GEMM_SILU) CHECK(width % 32 == 0 && at_most == 1);
+    if (p->form == SM90_GEMM_TURNED) CHECK(p->segments == 1 && at_most == 1);
     for (uint32_t i = 0; i < n_across; i++) check_pieces(p, i * columns, width);
 }
 
@@ -221,6 +225,13 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     now.n_launches[family]++;
     CHECK(l->shared_bytes <= now.shared_bytes[(uintptr_t)l->entry - 1]);
     CHECK(l->shared_bytes <= SHARED_MAX);
+    CHECK(p->late == now.args->late);
+    CHECK(p->turn.head_dim == (p->form == SM90_GEMM_TURNED ? now.args->w->head_dim : 0));
+    if (p->form == SM90_GEMM_TURNED) {
+        CHECK(family == FEW || family == NORMED || family == MANY);
+        CHECK(p->turn.head_dim % 16 == 0 && p->n % p->turn.head_dim == 0);
+        now.n_turned[family]++;
+    }
     CHECK(l->grid[0] > 0 && l->grid[0] % (l->cluster ? l->cluster : 1) == 0);
     if (family == ANY) check_any(p, l);
     if (family == FEW || family == NORMED) check_few(p, l, width, family == NORMED);
@@ -269,6 +280,7 @@ static void shape_of(uint32_t i, struct cuda_gemm_weight *out_w) {
 /* As it is chosen, here and where blocks may not wait for each other, and normed where that can
  * be. */
 static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cuda_gemm_args a) {
+    const struct sm90_gemm_turn turn = {.head_dim = a.w->head_dim};
     const struct sm90_gemm_norm norm = {0};
     struct err e = {""};
 
@@ -279,23 +291,36 @@ static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cud
     d->n_own = 0;
     assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
     d->n_own = UNITS;
+    a.d_squares = 0;
+    a.late = a.n_rows % 2 > 0;
+    if (a.w->head_dim) {
+        a.form = SM90_GEMM_TURNED;
+        a.turn = &turn;
+    }
+    if (cuda_gemm_can_turn(a.w, a.n_rows, a.segments))
+        assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
     if (!cuda_gemm_can_norm(a.w, a.n_rows, a.segments, 1)) return;
     if (a.form != SM90_GEMM_SILU && !a.w->head_dim) return;
-    if (a.w->head_dim) a.form = SM90_GEMM_TURNED;
     a.norm = &norm;
-    a.d_squares = 0;
     assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
 }
 
 static void launch_all(struct cuda_gemm *g, struct cuda_gemm_args a) {
+    const struct sm90_gemm_turn turn = {.head_dim = a.w->head_dim};
+    const enum sm90_gemm_form form = a.form;
     struct err e = {""};
 
     now.args = &a;
     for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++)
         for (a.n_splits = 1; a.n_splits <= 4; a.n_splits *= 2)
-            for (a.pairs = CUDA_GEMM_SHARE_W; a.pairs <= CUDA_GEMM_SHARE_X; a.pairs++)
-                if (cuda_gemm_can_so(k, a.w, a.n_rows, a.segments, a.n_splits, a.pairs))
-                    assert_int_equal(cuda_gemm_run_by(g, k, &a, &e), 0);
+            for (a.pairs = CUDA_GEMM_SHARE_W; a.pairs <= CUDA_GEMM_SHARE_X; a.pairs++) {
+                const bool turns = cuda_gemm_turns(k, a.w, a.segments);
+
+                if (!cuda_gemm_can_so(k, a.w, a.n_rows, a.segments, a.n_splits, a.pairs)) continue;
+                a.form = turns ? SM90_GEMM_TURNED : form;
+                a.turn = turns ? &turn : NULL;
+                assert_int_equal(cuda_gemm_run_by(g, k, &a, &e), 0);
+            }
 }
 
 static void test_launches(void **state) {
@@ -327,6 +352,7 @@ static void test_launches(void **state) {
         print_message("%s: %llu launches\n", family_names[i],
                       (unsigned long long)now.n_launches[i]);
         assert_true(now.n_launches[i] > 0);
+        assert_int_equal(now.n_turned[i] > 0, i == FEW || i == NORMED || i == MANY);
     }
     cuda_gemm_close(g);
 }
@@ -362,6 +388,36 @@ static void test_squares(void **state) {
     assert_false(cuda_gemm_can_norm(&w, 1, 2, 512));
     cuda_gemm_shape_heads(&w, 6144, 16400, 1, 128);
     assert_false(cuda_gemm_can_norm(&w, 1, 1, 512));
+}
+
+/* Who rotates and stores: all that serve the models we know, from nine rows on; not what is cut, nor
+ * beside a tree in registers, nor the kernel by hand. */
+static void test_turns(void **state) {
+    static const struct {
+        uint32_t n, n_k, head_dim;
+    } models[] = {{6144, 4096, 128}, {960, 576, 64}};
+    struct cuda_gemm_weight w;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        cuda_gemm_shape_heads(&w, models[i].n, models[i].n_k, 1, models[i].head_dim);
+        for (uint32_t n_rows = 1; n_rows <= 4096; n_rows += n_rows < 512 ? 1 : 13) {
+            assert_int_equal(cuda_gemm_can_turn(&w, n_rows, 1), n_rows > 8);
+            assert_false(cuda_gemm_can_turn(&w, n_rows, 4));
+        }
+    }
+    /* Where one that does not would be a little faster. */
+    assert_true(cuda_gemm_can_turn(&w, 1800, 1));
+    for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
+        const bool few =
+            (k >= CUDA_GEMM_FEW16 && k <= CUDA_GEMM_FEW128) || k == CUDA_GEMM_FEW8_NVRTC;
+        const bool many = k >= CUDA_GEMM_MANY48 && k <= CUDA_GEMM_MANY256 && k != CUDA_GEMM_MANY128;
+
+        assert_int_equal(cuda_gemm_turns(k, &w, 1), few || many || k >= CUDA_GEMM_NORMED8);
+        assert_false(cuda_gemm_turns(k, &w, 2));
+    }
+    cuda_gemm_shape(&w, 960, 576, 1, false);
+    assert_false(cuda_gemm_can_turn(&w, 64, 1));
 }
 
 /* The kernel by hand knows places of the struct by number. */
@@ -416,7 +472,7 @@ static void test_by_hand(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches),
-                                       cmocka_unit_test(test_squares),
+                                       cmocka_unit_test(test_squares), cmocka_unit_test(test_turns),
                                        cmocka_unit_test(test_by_hand)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

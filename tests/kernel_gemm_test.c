@@ -1,12 +1,13 @@
 /* Matrix products of the GPU against the twin's, bit for bit: every kernel that can do a shape,
  * awkward shapes, every cut of K, every form of the result, every number of rows; hostile rows
- * among plain ones, NaN beside what may be read and poison where nothing may be written.  Then the
+ * among plain ones, NaN beside what may be read and poison where nothing may be written; and
+ * queries, keys and values that are rotated and stored on their way.  Then the
  * shapes of an 8B model, kernel against kernel.  Skipped (77) without a GPU. */
 #ifdef LLM42_CUDA
 
 #include <unistd.h>
 
-#include "tests/gemm_data.h"
+#include "tests/turned_data.h"
 
 static const struct shape {
     uint32_t n, n_k, segments, made_for;
@@ -198,7 +199,31 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
     printf("large: %u x %u in %u segments\n", n, n_k, segments);
 }
 
+/* Queries, keys and values, rotated and stored by every kernel that can. */
+static void test_turned(const struct heads_shape *s) {
+    enum { N_ROWS = 300 };
+    const unsigned before = n_failed;
+    uint16_t *x = bf16_values(N_ROWS, s->n_k, 69, 1.0f);
+    const uint64_t d_x = gpu_copy_of(x, (size_t)N_ROWS * s->n_k * 2);
+    struct heads h;
+
+    heads_open(&h, s, x, N_ROWS);
+    for (uint32_t n_rows = 1; n_rows <= N_ROWS && n_failed < before + 3; n_rows++) {
+        if (n_rows > 17 && (n_rows + 1) % 32 > 2 && n_rows % 24 && n_rows != N_ROWS) continue;
+        for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++)
+            heads_run_all(&h, k, d_x, n_rows, n_rows % 3 > 0);
+    }
+    heads_close(&h);
+    gpu_give(d_x);
+    free(x);
+    printf("%s: %u and %u heads of %u turned, K %u\n", n_failed > before ? "FAIL" : "ok",
+           s->n_heads, s->n_kv_heads, s->head_dim, s->n_k);
+}
+
 int main(void) {
+    static const struct heads_shape turned[] = {
+        {9, 3, 64, 576},  {32, 8, 128, 512}, {32, 8, 64, 272}, {2, 2, 64, 1040},
+        {4, 1, 128, 144}, {3, 1, 32, 80},    {1, 1, 16, 16}};
     struct err e = {""};
     const long n_threads = sysconf(_SC_NPROCESSORS_ONLN);
     int r = gpu_open();
@@ -208,6 +233,7 @@ int main(void) {
     GPU_CHECK(cpu_pool_open(n_threads > 16 ? 16 : (uint32_t)n_threads, &pool, &e));
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         test_shape(&shapes[i], shapes[i].n > 2000 ? 130 : 520);
+    for (size_t i = 0; i < sizeof(turned) / sizeof(turned[0]); i++) test_turned(&turned[i]);
     test_gates();
     test_large(6144, 4096, 1, false);
     test_large(4096, 4096, 4, false);

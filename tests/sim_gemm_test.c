@@ -5,13 +5,10 @@
  * LLM42_SIM_SEED gives other orders.  Skipped (77) in a build without CUDA or a C++ compiler. */
 #if defined LLM42_CUDA && defined LLM42_SIM
 
-#include "ptx/sm90_batch.h"
-#include "ptx/sm90_kv.h"
-#include "runtime/cpu_row.h"
-#include "tests/gemm_data.h"
 #include "tests/sim/sim.h"
+#include "tests/turned_data.h"
 
-enum { LATE_MAX = 3, NORMED_ROWS_MAX = 16, SEQS = 3, SEQ_PAGES = 2, PAGES = SEQS * SEQ_PAGES };
+enum { LATE_MAX = 3 };
 
 static struct cuda_driver driver;
 static uint32_t seed = 1;
@@ -44,7 +41,8 @@ static void hide_all(const struct cuda_launch *l) {
     const struct sm90_gemm *p = l->params[strstr(l->name, "_any") ? 0 : 1];
 
     hide(p->x, ((size_t)(p->n_rows - 1) * p->x_stride + p->n_k) * 2);
-    if (p->form == SM90_GEMM_ADD)
+    /* What is written there before the kernel before is done is lost. */
+    if (p->form == SM90_GEMM_ADD || p->form == SM90_GEMM_TURNED)
         hide(p->out, ((size_t)(p->n_rows - 1) * p->out_stride + p->n) * 2);
     if (strstr(l->name, "normed")) {
         const struct sm90_gemm_norm *n = l->params[2];
@@ -187,15 +185,6 @@ static const struct normed {
     {528, 96, 2, 1, 1, 128, 16, 8}, /* 132 sums of squares: more than a warp loads at once */
 };
 
-static uint16_t *bf16_values(uint32_t n, uint32_t width, uint32_t which, float scale) {
-    uint16_t *v = gpu_host((size_t)n * width * 2);
-
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < width; j++)
-            v[(size_t)i * width + j] = num_to_bf16(gpu_normal(which, i, j) * scale);
-    return v;
-}
-
 static void same(const char *what, const struct normed *s, enum cuda_gemm_kernel k, const void *is,
                  const void *want, size_t n_values) {
     const uint16_t *a = is, *b = want;
@@ -208,22 +197,6 @@ static void same(const char *what, const struct normed *s, enum cuda_gemm_kernel
         n_failed++;
         return;
     }
-}
-
-/* y of rows x by the twin. */
-static float *multiplied(const uint16_t *w, uint32_t n, uint32_t n_k, const uint16_t *x,
-                         uint32_t n_rows, uint32_t segments) {
-    struct product p = {.n = n,
-                        .n_k = n_k,
-                        .segments = segments,
-                        .n_rows = n_rows,
-                        .x_stride = n_k,
-                        .weights = (uint16_t *)(uintptr_t)w,
-                        .x = (uint16_t *)(uintptr_t)x};
-
-    p.y = gpu_host((size_t)n_rows * n * sizeof(float));
-    by_twin(&p);
-    return p.y;
 }
 
 /* Rows after the product before, which adds to them and leaves their squares. */
@@ -279,103 +252,19 @@ static void add_before(const struct normed *s, struct stream *out) {
     free(y);
 }
 
-static void pack_heads(const struct normed *s, const struct cuda_gemm_weight *w, uint64_t d_rows) {
-    const uint32_t q = s->n_heads * s->head_dim, kv = s->n_kv_heads * s->head_dim;
-    const uint64_t row_bytes = s->hidden * 2;
-    struct err e = {""};
-
-    GPU_CHECK(cuda_gemm_pack_heads(gemm, w, d_rows, q, 0, 0, &e));
-    GPU_CHECK(cuda_gemm_pack_heads(gemm, w, d_rows + q * row_bytes, kv, q / 8, 0, &e));
-    GPU_CHECK(cuda_gemm_pack(gemm, w, d_rows + (q + kv) * row_bytes, kv, (q + kv) / 8, 1, &e));
-}
-
-/* SPEC 2.6 on a row's sums: rotates, and puts keys and values where they go. */
-static void turn(const struct normed *s, uint16_t *row, const struct batch_row *at, uint32_t page,
-                 const uint16_t *cos, const uint16_t *sin, uint16_t *kv) {
-    const uint32_t dim = s->head_dim, half = dim / 2, slot = at->position % SM90_ATTN_PAGE;
-
-    for (uint32_t h = 0; h < s->n_heads + s->n_kv_heads; h++)
-        cpu_row_rotate(row + h * dim, dim, cos + at->position * half, sin + at->position * half);
-    if (at->seq == BATCH_NO_SEQ) return;
-    for (uint32_t i = 0; i < 2 * s->n_kv_heads * dim; i++) {
-        const uint32_t value = i / (s->n_kv_heads * dim), head = i / dim % s->n_kv_heads;
-
-        kv[SM90_ATTN_PAGE_AT(page, head, value, s->n_kv_heads, dim) +
-           SM90_KV_AT(slot, i % dim, dim)] = row[s->n_heads * dim + i];
-    }
-}
-
 static void test_heads(const struct normed *s, const struct stream *x, const uint16_t *x_normed,
                        enum cuda_gemm_kernel k) {
-    const uint32_t n = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
-    const size_t kv_bytes = (size_t)PAGES * s->n_kv_heads * 2 * SM90_ATTN_PAGE * s->head_dim * 2;
-    uint16_t *weights = bf16_values(n, s->hidden, 65, 0.05f);
-    uint16_t *cos = bf16_values(SEQ_PAGES * SM90_ATTN_PAGE, s->head_dim / 2, 66, 0.5f);
-    uint16_t *sin = bf16_values(SEQ_PAGES * SM90_ATTN_PAGE, s->head_dim / 2, 67, 0.5f);
-    float *y = multiplied(weights, n, s->hidden, x_normed, s->n_rows, 1);
-    uint16_t *want = gpu_host((size_t)s->n_rows * n * 2), *want_kv = gpu_host(kv_bytes);
-    const uint64_t d_out = gpu_take((size_t)s->n_rows * n * 2, GPU_POISON);
-    const uint64_t d_kv = gpu_take(kv_bytes, GPU_POISON);
-    const uint64_t d_weights = gpu_copy_of(weights, (size_t)n * s->hidden * 2);
-    struct batch_row rows[NORMED_ROWS_MAX];
-    uint32_t pages[PAGES];
-    struct cuda_gemm_weight w;
-    struct err e = {""};
-
-    cuda_gemm_shape_heads(&w, n, s->hidden, 1, s->head_dim);
-    w.d_image = gpu_take(w.n_bytes, 0);
-    pack_heads(s, &w, d_weights);
-    for (uint32_t i = 0; i < PAGES; i++) pages[i] = (i * 5 + 1) % PAGES;
-    memset(want_kv, GPU_POISON, kv_bytes);
-    for (uint32_t i = 0; i < s->n_rows; i++) {
-        uint16_t *row = want + (size_t)i * n;
-
-        rows[i] =
-            (struct batch_row){.position = i * 7 % (SEQ_PAGES * SM90_ATTN_PAGE), .seq = i % SEQS};
-        if (i % 5 == 2) rows[i] = (struct batch_row){.seq = BATCH_NO_SEQ};
-        for (uint32_t j = 0; j < n; j++) row[j] = num_to_bf16(y[(size_t)i * n + j]);
-        turn(s, row, &rows[i],
-             pages[rows[i].seq % SEQS * SEQ_PAGES + rows[i].position / SM90_ATTN_PAGE], cos, sin,
-             want_kv);
-    }
     const struct sm90_gemm_norm norm = {.squares = x->d_squares,
                                         .weight = x->d_norm,
                                         .n_squares = x->n_squares,
                                         .squares_stride = x->squares_stride,
-                                        .eps = 1e-5f,
-                                        .late = s->n_rows % 2,
-                                        .n_seq_pages = SEQ_PAGES,
-                                        .n_heads = s->n_heads,
-                                        .n_kv_heads = s->n_kv_heads,
-                                        .head_dim = s->head_dim,
-                                        .kv = d_kv,
-                                        .cos = (uintptr_t)cos,
-                                        .sin = (uintptr_t)sin,
-                                        .rows = (uintptr_t)rows,
-                                        .pages = (uintptr_t)pages};
-    const struct cuda_gemm_args args = {.w = &w,
-                                        .d_x = x->d_x,
-                                        .d_out = d_out,
-                                        .norm = &norm,
-                                        .x_stride = s->hidden,
-                                        .out_stride = n,
-                                        .n_rows = s->n_rows,
-                                        .segments = 1,
-                                        .form = SM90_GEMM_TURNED,
-                                        .overlap = true};
-    GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));
-    same("queries, keys and values", s, k, (void *)(uintptr_t)d_out, want, (size_t)s->n_rows * n);
-    same("pages", s, k, (void *)(uintptr_t)d_kv, want_kv, kv_bytes / 2);
-    gpu_give(w.d_image);
-    gpu_give(d_out);
-    gpu_give(d_kv);
-    gpu_give(d_weights);
-    free(weights);
-    free(cos);
-    free(sin);
-    free(y);
-    free(want);
-    free(want_kv);
+                                        .eps = 1e-5f};
+    struct heads h;
+
+    heads_open(&h, &(struct heads_shape){s->n_heads, s->n_kv_heads, s->head_dim, s->hidden},
+               x_normed, s->n_rows);
+    heads_run(&h, k, ways[0], x->d_x, &norm, s->n_rows, true);
+    heads_close(&h);
 }
 
 static void test_gated(const struct normed *s, const struct stream *x, const uint16_t *x_normed,
@@ -446,6 +335,49 @@ static void test_normed(const struct normed *s) {
            s->n_rows, s->hidden, x.n_squares);
 }
 
+/* ---- rotation and the store of keys and values, without a norm ---- */
+
+static const struct turned {
+    struct heads_shape heads;
+    uint32_t counts[5];
+    const char *why;
+} turneds[] = {
+    {{9, 3, 64, 64}, {17, 33, 64, 131, 300}, "SmolLM2's heads"},
+    {{32, 8, 64, 16}, {23, 65}, "32 and 8 heads of 64, one step of K"},
+    {{32, 8, 128, 64}, {41}, "32 and 8 heads of 128"},
+    {{2, 2, 64, 208}, {16, 47, 97, 193}, "as many of k as of q, K not in blocks"},
+    {{4, 1, 128, 144}, {1, 31, 66, 129, 257}, "heads of 128"},
+    {{3, 1, 32, 80}, {18, 71}, "heads of 32"},
+    {{1, 1, 16, 16}, {9, 128}, "heads of 16"},
+    {{2, 1, 128, 2560}, {19, 67}, "a ring that goes round"},
+};
+
+static void test_turned(const struct turned *t, size_t number) {
+    const size_t n_counts = sizeof(t->counts) / sizeof(t->counts[0]);
+    const unsigned before = n_failed;
+    uint32_t n_rows = 0;
+    uint16_t *x;
+    uint64_t d_x;
+    struct heads h;
+
+    for (size_t c = 0; c < n_counts; c++) n_rows = t->counts[c] > n_rows ? t->counts[c] : n_rows;
+    x = bf16_values(n_rows, t->heads.n_k, 69, 1.0f);
+    d_x = gpu_copy_of(x, (size_t)n_rows * t->heads.n_k * 2);
+    heads_open(&h, &t->heads, x, n_rows);
+    for (size_t c = 0; c < n_counts && t->counts[c]; c++)
+        for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++) {
+            const bool chosen = k == cuda_gemm_choose(&h.w, t->counts[c], 1);
+
+            /* The one that serves takes them, and a third of the others. */
+            if (!chosen && (number + c + k + seed) % 3) continue;
+            heads_run_all(&h, k, d_x, t->counts[c], (number + c + k) % 4 > 0);
+        }
+    heads_close(&h);
+    gpu_give(d_x);
+    free(x);
+    printf("%s: %s\n", n_failed > before ? "FAIL" : "ok", t->why);
+}
+
 int main(void) {
     const char *asked = getenv("LLM42_SIM_SEED");
     struct err e = {""};
@@ -465,6 +397,7 @@ int main(void) {
     GPU_CHECK(cuda_gemm_open(gpu, &gemm, &e));
     GPU_CHECK(cpu_pool_open(1, &pool, &e));
     for (size_t i = 0; i < sizeof(normeds) / sizeof(normeds[0]); i++) test_normed(&normeds[i]);
+    for (size_t i = 0; i < sizeof(turneds) / sizeof(turneds[0]); i++) test_turned(&turneds[i], i);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) test_shape(&shapes[i], i);
     cpu_pool_close(pool);
     cuda_gemm_close(gemm);
