@@ -8,7 +8,7 @@
  *             them on the GPU at once
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
  *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB
- *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none)
+ *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none); 2.6
  *   bound by  tensor cores, and for large ones the card's power limit
  *
  * x is the left operand of wgmma.  A tile has `height` rows of it, at most 128, for rows past the
@@ -556,7 +556,6 @@ DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room
         float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
         if (turned) many_places<N>(g, places, i, rank, wg * WG_ROWS + warp * WARP_ROWS);
-
         many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg);
         /* Not before: registers are few up to here. */
         const struct many_tile t = many_tile<N>(g, i, rank);

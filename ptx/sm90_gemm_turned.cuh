@@ -1,5 +1,6 @@
 /* sm90_gemm_turned - what becomes of q, k and v at the end of a product: their rotation and the store
- * of keys and values (SPEC 2.6), of sums whose rows of W are the left operand of wgmma.
+ * of keys and values (SPEC 2.6).  turned_factors and turned_store are of sums whose rows of W are
+ * the left operand of wgmma; the rest is of the others, too.
  *
  * Rows of W of a head of q or k come in turns of eight, of its first half and of its second; those
  * of v stand as they are.  So 16 rows, a warp's, are of one head, and a thread has both values of
