@@ -71,6 +71,8 @@ $(BUILD)/tests/sim_attn_test: LIBS += $(sim_core) $(sim_attn:%=$(BUILD)/tests/si
 $(BUILD)/tests/sim_gemm_test: $(sim_core) $(sim_gemm:%=$(BUILD)/tests/sim/%.o)
 $(BUILD)/tests/sim_gemm_test: LIBS += $(sim_core) $(sim_gemm:%=$(BUILD)/tests/sim/%.o) \
     -Wl,--wrap=cuda_driver_entry,--wrap=cuda_driver_launch
+$(BUILD)/tests/sim_sample_test: $(sim_core) $(BUILD)/tests/sim/sm90_sample_f32.o
+$(BUILD)/tests/sim_sample_test: LIBS += $(sim_core) $(BUILD)/tests/sim/sm90_sample_f32.o $(BUILD)/llm42d.a
 endif
 
 $(BUILD)/tests/sim/sm90_%.o: ptx/sm90_%.cu $(BUILD)/flags

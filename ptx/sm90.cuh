@@ -280,6 +280,17 @@ DEVICE u32 sm90_count(u32 *count) {
     return before;
 }
 
+/* The same of n. */
+DEVICE u32 sm90_count_by(u32 *count, u32 n) {
+    u32 before;
+
+    asm volatile("fence.acq_rel.gpu;\natom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(count), "r"(n)
+                 : "memory");
+    return before;
+}
+
 DEVICE u32 sm90_counted(const u32 *count) {
     u32 now;
 
@@ -316,6 +327,14 @@ DEVICE void sm90_take_registers(void) {
 template <int N>
 DEVICE void sm90_give_registers(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* The lesser, and a NaN where one of them is. */
+DEVICE float sm90_min_or_nan(float a, float b) {
+    float r;
+
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
 }
 
 /* The hardware's 2^x, SPEC 2.7. */

@@ -1,631 +1,404 @@
-// sm90_sample_f32 - of a row of logits: logsumexp, the token chosen, the most probable (SPEC 2.10,
-// 2.11), one row a block.
+// sm90_sample_f32 - of each row of logits: logsumexp, the token chosen, the most probable (SPEC 2.10,
+// 2.11).
 //
-//   results   [gridDim.x]
-//   wants     [gridDim.x]
-//   logits    f32 [gridDim.x][stride], the first vocab of a row, 16-byte aligned
-//   chunks    {max, sum} [gridDim.x][n_chunks], of sm90_lse_f32; n_chunks at most 8192
-//   scratch   f32 [gridDim.x][stride], 16-byte aligned; stride a multiple of 4
-//   grid      (rows, 1, 1)      block (1024, 1, 1)
-//   shared    12.5 KB
-//   rounding  bit-exact; sums of weights are integers, so their order is free, and so is that of
-//             maxima and minima, which have the id below the value
-//   bound by  a few trips to L2 for greedy rows and for small top_k; else by the arithmetic of one
+//   results   [n_rows]
+//   wants     [n_rows]; a row whose n_top is BATCH_NO_WANT is left as it is
+//   logits    f32 [n_rows][stride], the first vocab of a row, 16-byte aligned
+//   chunks    {max, sum} [n_rows][8 n_groups] of each 128 logits, 64-byte aligned; a NaN logit counts
+//             as -infinity in the maximum
+//   maxima    f32 [n_rows][n_groups], n_groups = ceil(vocab / 1024), at most 1024
+//   counts    [n_rows]: groups of a row that are through; 0 before and after
+//   scratch   f32 [n_rows][stride], 16-byte aligned; stride a multiple of 4
+//   grid      (blocks, 1, 1): n_rows of them, or as many as run at once, for a block then may wait
+//             for others             block (1024, 1, 1)
+//   shared    128 KB dynamic (SM90_SAMPLE_BYTES), 13 KB
+//   rounding  bit-exact: exp2p of num.h, trees over adjacent ids and chunks; sums of weights are
+//             integers, so their order is free, and so is that of maxima and minima, which have the
+//             id below the value
+//   bound by  HBM, 4 bytes a logit, which is read once; draws and lists by the arithmetic of one
 //             pass of exp2p and one of Philox, by one multiprocessor a row; top_p two or three
 //             passes over L2 more
-#include "ptx/sm90.cuh"
-#include "ptx/sm90_batch.h"
-#include "runtime/num.h"
+//
+// All groups of all rows are dealt to the blocks in turn, a group to a warp.  Where a row wants
+// nothing but its first id, the warp that comes last ends it; else it is a block's when that has no
+// more groups.
+#include "ptx/sm90_sample.cuh"
 
 enum {
-    THREADS = 1024,
-    WARPS = THREADS / 32,
-    CHUNK = 128,
-    N_BINS = 512,     // of keys
-    BIN_BITS = 9,     // of their number
-    N_DEPTHS = 1024,  // bins of weights by depth below the first id,
-    DEPTHS = 16,      // so many to a factor of two
-    LIST_MAX = 1024,  // ids that are put in order at once
-    FINEST = 40,      // bits of a weight
+    GROUP = SM90_SAMPLE_GROUP * CHUNK,    // logits
+    VALUES = GROUP / 32,                  // of a lane, adjacent: four lanes have a chunk
+    PIECES = VALUES / 4,                  // of 16 bytes
+    PART = 32 * 32,                       // chunks that a warp sums at once
 };
 
-#define LEAST_KEY 0x7fffffu // of -infinity
+extern __shared__ __align__(128) unsigned char sample_dynamic[];
 
-#define LOW(x) ((unsigned)(x))
-#define HIGH(x) ((unsigned)((x) >> 32))
-
-typedef unsigned long long word64;
-
-struct shared {
-    union {
-        word64 bins[N_BINS];
-        unsigned depths[N_DEPTHS];
-    };
-    word64 list[LIST_MAX]; // ids in some order, as `order` has them
-    word64 parts[WARPS];
-    float sums[WARPS];
-    word64 left, sum;
-    unsigned n_list, bin, id;
-    unsigned bound; // of the race: the bits of a time that is not below the least
-};
-
-struct row {
+struct work {
+    batch_result *results;
+    const batch_want *wants;
     const float *logits;
-    float *e; // [vocab rounded up to 4], 0 where an id is not kept by top_k
-    unsigned vocab;
-    float temperature, z_first;
+    batch_chunk *chunks;
+    float *maxima;
+    u32 *counts;
+    float *scratch;
+    unsigned n_rows, vocab, stride, n_chunks, n_groups;
 };
 
-// What is kept: keys above, and at it ids up to `last`.
-struct cut {
-    unsigned key, last;
-};
-
-static __device__ inline float number(float logit) {
-    return num_max(-NUM_INFINITY, logit);
+static __device__ inline const float *logits_of(const work &w, unsigned row) {
+    return w.logits + (size_t)row * w.stride;
 }
 
-// A key that is larger where an id is earlier; -0 and +0 are one.
-static __device__ inline unsigned key_of(float logit) {
-    const unsigned bits = num_bits(number(logit) + 0.0f);
-
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
+static __device__ inline batch_chunk *chunks_of(const work &w, unsigned row) {
+    return w.chunks + (size_t)row * w.n_groups * SM90_SAMPLE_GROUP;
 }
 
-static __device__ inline float logit_of(unsigned key) {
-    return num_from_bits(key >> 31 ? key & 0x7fffffffu : ~key);
+static __device__ inline bool wants_more(const batch_want &want) {
+    return want.n_top != BATCH_NO_WANT && (want.n_top > 0 || want.temperature != 0.0f);
 }
 
-// Larger where earlier in the order of ids.
-static __device__ inline word64 order(float logit, unsigned id) {
-    return (word64)key_of(logit) << 32 | ~id;
+// num_exp2 where it takes no branch and rounds no subnormal: -125 <= x <= 100.
+static __device__ inline float exp2_plain(float x) {
+    const float shifted = x + 0x1.8p23f, f = x - (shifted - 0x1.8p23f);
+    float p = num_fma(0x1.44138ap-13f, f, 0x1.5f0890p-10f);
+
+    p = num_fma(p, f, 0x1.3b2a54p-7f);
+    p = num_fma(p, f, 0x1.c6af6cp-5f);
+    p = num_fma(p, f, 0x1.ebfbe0p-3f);
+    p = num_fma(p, f, 0x1.62e430p-1f);
+    p = num_fma(p, f, 1.0f);
+    return num_from_bits(num_bits(p) + (num_bits(shifted) << 23));
 }
 
-static __device__ inline bool is_kept(const cut &c, unsigned key, unsigned id) {
-    return key > c.key || (key == c.key && id <= c.last);
-}
+// A group whose logits are all there and within the range of exp2_plain, or nothing: false.
+static __device__ inline bool sum_plain(const work &w, unsigned row, unsigned group,
+                                        float (&v)[VALUES]) {
+    const unsigned lane = threadIdx.x % 32, chunk = group * SM90_SAMPLE_GROUP + lane / 4;
+    const unsigned id = group * GROUP + lane * VALUES;
+    float max = v[0], least = v[0], exponent, sums[PIECES], all;
 
-static __device__ inline bool is_finite(float x) {
-    return x - x == 0.0f;
-}
-
-static __device__ inline float4 load_four(const float *row, unsigned first, unsigned n) {
-    return first < n ? *(const float4 *)(row + first) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-}
-
-// Of all threads' values the largest, to all.
-static __device__ word64 block_max(shared &s, word64 v) {
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const word64 other = __shfl_xor_sync(~0u, v, step);
-
-        v = other > v ? other : v;
+    for (int i = 1; i < VALUES; i++) {
+        max = fmaxf(max, v[i]);
+        least = sm90_min_or_nan(least, v[i]);
     }
-    __syncthreads(); // parts are free again
-    if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = v;
-    __syncthreads(); // all warps' are in place
-    v = s.parts[threadIdx.x % 32];
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const word64 other = __shfl_xor_sync(~0u, v, step);
+    for (int step = 1; step < 4; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
+    exponent = exponent_of(max);
+    const bool plain = num_fma(least, NUM_LOG2E, -exponent) >= -125.0f &&
+                       num_fma(max, NUM_LOG2E, -exponent) <= 100.0f;
 
-        v = other > v ? other : v;
+    if (!__all_sync(~0u, chunk >= w.n_chunks || (plain && id + VALUES <= w.vocab))) return false;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        float e[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            e[k] = exp2_plain(num_fma(v[4 * i + k], NUM_LOG2E, -exponent));
+        sums[i] = (e[0] + e[1]) + (e[2] + e[3]);
     }
-    return v;
+    all = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) all = all + __shfl_xor_sync(~0u, all, step);
+    if (lane % 4 == 0 && chunk < w.n_chunks) chunks_of(w, row)[chunk] = {max, all};
+    if (chunk >= w.n_chunks) max = -NUM_INFINITY;
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
+    if (lane == 0) w.maxima[(size_t)row * w.n_groups + group] = max;
+    return true;
 }
 
-// Of all threads' values the sum, to all; and of those of the threads before this one.
-static __device__ word64 block_sum(shared &s, word64 own, word64 &out_before) {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    word64 v = own, part;
+// Any group: a chunk after the other, four adjacent ids a lane.
+static __device__ inline void sum_any(const work &w, unsigned row, unsigned group) {
+    const unsigned lane = threadIdx.x % 32;
+    const float *from = logits_of(w, row);
+    float most = -NUM_INFINITY;
 
+#pragma unroll 1
+    for (unsigned i = 0; i < SM90_SAMPLE_GROUP; i++) {
+        const unsigned chunk = group * SM90_SAMPLE_GROUP + i, id = chunk * CHUNK + 4 * lane;
+        const float4 four = load_four(from, id, w.vocab);
+        float v[4] = {four.x, four.y, four.z, four.w}, max = -NUM_INFINITY, exponent;
+
+        if (chunk >= w.n_chunks) break;
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const word64 other = __shfl_up_sync(~0u, v, step);
-
-        if (lane >= (unsigned)step) v += other;
+        for (int k = 0; k < 4; k++) {
+            if (id + k >= w.vocab) v[k] = -NUM_INFINITY;
+            max = num_max(max, v[k]);
+        }
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2)
+            max = num_max(max, __shfl_xor_sync(~0u, max, step));
+        exponent = exponent_of(max);
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k] = num_exp2(num_fma(v[k], NUM_LOG2E, -exponent));
+        v[0] = (v[0] + v[1]) + (v[2] + v[3]);
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) v[0] = v[0] + __shfl_xor_sync(~0u, v[0], step);
+        if (lane == 0) chunks_of(w, row)[chunk] = {max, v[0]};
+        most = num_max(most, max);
     }
-    __syncthreads(); // parts are free again
-    if (lane == 31) s.parts[warp] = v;
-    __syncthreads(); // all warps' are in place
-    part = s.parts[lane];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const word64 other = __shfl_up_sync(~0u, part, step);
-
-        if (lane >= (unsigned)step) part += other;
-    }
-    out_before = v - own + (warp ? __shfl_sync(~0u, part, (int)warp - 1) : 0);
-    return __shfl_sync(~0u, part, 31);
+    if (lane == 0) w.maxima[(size_t)row * w.n_groups + group] = most;
 }
 
-// The tree over all threads' values, to all.
-static __device__ float block_tree(shared &s, float v) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) v = v + __shfl_xor_sync(~0u, v, step);
-    if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32] = v;
-    __syncthreads(); // all warps' are in place
-    v = s.sums[threadIdx.x % 32];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) v = v + __shfl_xor_sync(~0u, v, step);
-    return v;
+// fl(S_c pow2(M_c - M)) of SPEC 2.10, +0 where there is no such chunk.
+static __device__ inline float scaled(float max, float sum, float exponent, bool is_there) {
+    const float d = exponent_of(max) - exponent;
+
+    return is_there ? sum * (d >= -126.0f ? num_pow2((int)d) : 0.0f) : 0.0f;
 }
 
-static __device__ inline float exponent_of(float max) {
-    return floorf(max * NUM_LOG2E) + 1.0f;
-}
-
-// The first id, by way of the chunks' maxima.
-static __device__ unsigned find_first(shared &s, const row &r, const batch_chunk *chunks,
-                                      unsigned n_chunks) {
-    word64 best = 0;
-
-    for (unsigned c = threadIdx.x; c < n_chunks; c += THREADS) {
-        const word64 v = order(chunks[c].max, c);
-
-        best = v > best ? v : best;
-    }
-    const unsigned id = ~LOW(block_max(s, best)) * CHUNK + threadIdx.x;
-
-    best = threadIdx.x < CHUNK && id < r.vocab ? order(r.logits[id], id) : 0;
-    return ~LOW(block_max(s, best));
-}
-
-// S of SPEC 2.10: eight adjacent chunks a thread.
-static __device__ float sum_chunks(shared &s, const batch_chunk *chunks, unsigned n_chunks,
-                                   float exponent) {
+// The tree over 16 adjacent chunks.
+static __device__ inline float sum_16(const batch_chunk *chunks, unsigned first, unsigned n_chunks,
+                                      float exponent) {
     float v[8];
 
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const unsigned c = threadIdx.x * 8 + i;
-        float d;
+    for (unsigned i = 0; i < 8; i++) {
+        const unsigned c = first + 2 * i;
+        const float4 two = c < n_chunks ? __ldcg((const float4 *)(chunks + c))
+                                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-        v[i] = 0.0f;
-        if (c >= n_chunks) continue;
-        d = exponent_of(chunks[c].max) - exponent;
-        v[i] = chunks[c].sum * (d >= -126.0f ? num_pow2((int)d) : 0.0f);
+        v[i] = scaled(two.x, two.y, exponent, c < n_chunks) +
+               scaled(two.z, two.w, exponent, c + 1 < n_chunks);
     }
-    return block_tree(s, ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])));
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-// How far an id is below the first one, in powers of two: 0 and below, and never smaller for a
-// larger logit.
-static __device__ inline float depth(const row &r, float logit) {
-    return (number(logit) / r.temperature - r.z_first) * NUM_LOG2E;
-}
-
-static __device__ inline float e_of(const row &r, float logit) {
-    return num_exp2(depth(r, logit));
-}
-
-static __device__ inline word64 weight(float e) {
-    return (word64)(e * 0x1p40f);
-}
-
-// Adds to a bin up to 2^40 or, not WEIGHED, 1; in whole warps.  Where many lanes have the same bin,
-// as ties have, adding one by one takes a turn a lane: so for one bin, or two, one lane adds all.
-// Shared memory adds 32 bits by itself; 64 it does not.
-template <bool WEIGHED>
-static __device__ inline void add_to_bin(shared &s, bool is_there, unsigned bin, word64 w) {
-    unsigned left = __ballot_sync(~0u, is_there);
-
-    for (int i = 0; i < (WEIGHED ? 2 : 1) && left; i++) {
-        const unsigned leader = __shfl_sync(~0u, bin, __ffs(left) - 1);
-        const bool same = is_there && bin == leader;
-        word64 all;
-
-        if (WEIGHED) {
-            const unsigned low = __reduce_add_sync(~0u, same ? LOW(w) & 0xfffff : 0);
-            const unsigned high = __reduce_add_sync(~0u, same ? LOW(w >> 20) : 0);
-
-            all = ((word64)high << 20) + low;
-        } else {
-            all = __popc(__ballot_sync(~0u, same));
-        }
-        if (threadIdx.x % 32 == 0) {
-            if (WEIGHED)
-                atomicAdd(&s.bins[leader], all);
-            else
-                atomicAdd((unsigned *)&s.bins[leader], LOW(all));
-        }
-        is_there = is_there && !same;
-        left = __ballot_sync(~0u, is_there);
-    }
-    if (!is_there) return;
-    if (WEIGHED)
-        atomicAdd(&s.bins[bin], w);
-    else
-        atomicAdd((unsigned *)&s.bins[bin], 1u);
-}
-
-// Values to select from: logits, or the maxima of chunks.
-struct values {
-    const float *at; // `wide`: one after the other, else in every second word
-    const float *e;  // of logits, or null: each weighs 1
-    unsigned n;
-};
-
-// To bins the weights of keys lo .. hi, from hi down; to all the sum of those above.
-template <bool WIDE, bool WEIGHED>
-static __device__ word64 tally(shared &s, const values &from, unsigned lo, unsigned hi,
-                               unsigned shift) {
-    enum { EACH = WIDE ? 4 : 1 };
-    word64 above = 0, before;
-    float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, e = v;
-
-    __syncthreads(); // the bins are free again, and e is in place
-    for (unsigned i = threadIdx.x; i < N_BINS; i += THREADS) s.bins[i] = 0;
-    __syncthreads(); // they are empty
-    if (WIDE) v = load_four(from.at, threadIdx.x * 4, from.n);
-    if (WEIGHED) e = load_four(from.e, threadIdx.x * 4, from.n);
-    for (unsigned first = 0; first < from.n; first += THREADS * EACH) {
-        const unsigned id = first + threadIdx.x * EACH, next = id + THREADS * EACH;
-        const float four[4] = {WIDE ? v.x : id < from.n ? from.at[2 * (size_t)id] : 0.0f, v.y, v.z, v.w};
-        const float weights[4] = {e.x, e.y, e.z, e.w};
-
-        if (WIDE) v = load_four(from.at, next, from.n);
-        if (WEIGHED) e = load_four(from.e, next, from.n);
+static __device__ inline float warp_tree(float v) {
 #pragma unroll
-        for (unsigned i = 0; i < EACH; i++) {
-            const unsigned key = id + i < from.n ? key_of(four[i]) : 0;
-            const word64 w = WEIGHED ? weight(weights[i]) : 1;
-
-            if (key > hi) above += w;
-            add_to_bin<WEIGHED>(s, key >= lo && key <= hi, (hi - key) >> shift, w);
-        }
-    }
-    return block_sum(s, above, before); // its barriers: the bins are full
+    for (int step = 1; step < 32; step *= 2) v = v + __shfl_xor_sync(~0u, v, step);
+    return v;
 }
 
-struct selected {
-    unsigned key;
-    int way;          // 0: it is found; else it is above (1) or below (-1) what was looked at
-    word64 left, sum; // what is left of the target at the key, the sum there
-};
+// S of SPEC 2.10 by a warp, 32 adjacent chunks a lane.
+static __device__ inline float sum_row(const batch_chunk *chunks, unsigned n_chunks,
+                                       float exponent) {
+    const unsigned lane = threadIdx.x % 32;
+    float parts = 0.0f;
 
-// Of ids in order, the key of the one at which the sum reaches the target.
-template <bool WIDE, bool WEIGHED>
-static __device__ selected select(shared &s, const values &from, unsigned lo, unsigned hi,
-                                  word64 target) {
-    for (;;) {
-        const unsigned bits = 32 - __clz((int)(hi - lo));
-        const unsigned shift = bits > BIN_BITS ? bits - BIN_BITS : 0;
-        const word64 above = tally<WIDE, WEIGHED>(s, from, lo, hi, shift);
-        const word64 own = threadIdx.x < N_BINS ? s.bins[threadIdx.x] : 0;
-        word64 before, total = block_sum(s, own, before);
+#pragma unroll 1
+    for (unsigned n = 0; n * PART < n_chunks; n++) {
+        const unsigned first = n * PART + lane * 32;
+        const float low = sum_16(chunks, first, n_chunks, exponent);
+        const float all = warp_tree(low + sum_16(chunks, first + 16, n_chunks, exponent));
 
-        if (above >= target) return {0, 1, 0, 0};
-        if (above + total < target) return {0, -1, 0, 0};
-        before += above;
-        if (before < target && before + own >= target) {
-            s.bin = threadIdx.x;
-            s.left = target - before;
-            s.sum = own;
+        if (lane == n) parts = all;
+    }
+    return warp_tree(parts);
+}
+
+// The end of a row that wants its first id, by a warp.
+static __device__ inline void end_row(const work &w, unsigned row) {
+    const unsigned lane = threadIdx.x % 32, target = w.wants[row].target;
+    const float *logits = logits_of(w, row), *maxima = w.maxima + (size_t)row * w.n_groups;
+    batch_result *to = &w.results[row];
+    unsigned key = 0, group = 0, first = ~0u;
+
+    for (unsigned g = lane; g < w.n_groups; g += 32) {
+        const unsigned own = key_of(__ldcg(maxima + g));
+
+        if (own <= key) continue;
+        key = own;
+        group = g;
+    }
+    const unsigned key_first = __reduce_max_sync(~0u, key);
+    const float max = logit_of(key_first), exponent = exponent_of(max);
+
+    group = __reduce_min_sync(~0u, key == key_first ? group : ~0u);
+#pragma unroll
+    for (unsigned i = 0; i < PIECES; i++) {
+        const unsigned id = group * GROUP + i * CHUNK + lane * 4;
+        const float4 v = load_four(logits, id, w.vocab);
+        const float four[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+        for (unsigned k = 0; k < 4; k++)
+            if (id + k < w.vocab && key_of(four[k]) == key_first) first = min(first, id + k);
+    }
+    first = __reduce_min_sync(~0u, first);
+    const float sum = sum_row(chunks_of(w, row), w.n_chunks, exponent);
+    const float lse = num_fma(exponent, NUM_LN2, num_log2(sum) * NUM_LN2);
+
+    for (unsigned i = lane; i < sizeof(*to) / sizeof(unsigned); i += 32) ((unsigned *)to)[i] = 0;
+    __syncwarp(); // what follows comes after the zeros
+    if (lane != 0) return;
+    w.counts[row] = 0;
+    if (!is_finite(lse) || !is_finite(max)) {
+        to->numeric = 1;
+        return;
+    }
+    to->token = first;
+    to->logprob = logits[first] - lse;
+    to->lse = lse;
+    if (target != 0xffffffffu) to->target_logprob = logits[target] - lse;
+}
+
+// n groups of a row are through; whoever is last ends it, where that is a warp's work.
+static __device__ inline void arrive(const work &w, unsigned row, unsigned n) {
+    unsigned before = 0;
+
+    __syncwarp(); // what all lanes wrote
+    if (threadIdx.x % 32 == 0) before = sm90_count_by(&w.counts[row], n);
+    before = __shfl_sync(~0u, before, 0);
+    if (before + n != w.n_groups || wants_more(w.wants[row])) return;
+    sm90_fence_counted();
+    end_row(w, row);
+}
+
+// The groups of this block, each on its way while the one before is dealt with.
+static __device__ void sum_groups(const work &w, u32 stage, u32 barrier) {
+    const unsigned lane = threadIdx.x % 32, n_all = w.n_rows * w.n_groups;
+    const unsigned share = n_all / gridDim.x, n_more = n_all % gridDim.x;
+    const unsigned begin = blockIdx.x * share + min(blockIdx.x, n_more);
+    const unsigned end = begin + share + (blockIdx.x < n_more);
+    const u64 policy = sm90_policy_evict_first();
+    unsigned at = begin + threadIdx.x / 32, row = at / w.n_groups, group = at % w.n_groups;
+    unsigned n_through = 0, parity = 0;
+
+    const auto fetch = [&]() {
+        const unsigned n_bytes = min(GROUP + 0u, w.stride - group * GROUP) * (unsigned)sizeof(float);
+
+        if (lane != 0) return;
+        sm90_barrier_expect(barrier, n_bytes);
+        sm90_copy_policy(stage, logits_of(w, row) + group * GROUP, n_bytes, barrier, policy);
+    };
+
+    if (at < end) fetch();
+    for (; at < end; at += WARPS) {
+        const unsigned this_row = row, this_group = group;
+        const bool is_wanted = w.wants[row].n_top != BATCH_NO_WANT, is_last = at + WARPS >= end;
+        float v[VALUES];
+
+        sm90_barrier_wait(barrier, parity);
+        parity ^= 1;
+        // In an order of its own, so that lanes read other banks; to the tree over the lane's
+        // values it is the same, for it only swaps what is added.
+#pragma unroll
+        for (unsigned i = 0; i < PIECES; i++) {
+            const float4 four = sm90_load4(stage + lane * VALUES * 4 + (i ^ lane % 8) * 16);
+
+            v[4 * i] = four.x;
+            v[4 * i + 1] = four.y;
+            v[4 * i + 2] = four.z;
+            v[4 * i + 3] = four.w;
         }
-        __syncthreads(); // the bin is there
-        hi = hi - (s.bin << shift);
-        if (shift == 0) return {hi, 0, s.left, s.sum};
-        lo = max(lo, hi - ((1u << shift) - 1));
+        __syncwarp(); // nobody reads it any more
+        for (group += WARPS; group >= w.n_groups; group -= w.n_groups) row++;
+        if (!is_last) fetch();
+        if (!is_wanted) continue;
+        if (!sum_plain(w, this_row, this_group, v)) sum_any(w, this_row, this_group);
+        n_through++;
+        if (!is_last && row == this_row) continue;
+        arrive(w, this_row, n_through);
+        n_through = 0;
     }
 }
 
-// Keeps n of the n_there ids that have this key: the lowest.
-static __device__ cut cut_ties(shared &s, const row &r, unsigned key, word64 n, word64 n_there) {
+// To s.number, of the rows that want more, number s.nth, or n_rows; where a block has a row, its own.
+static __device__ void find_row(shared &s, const work &w) {
+    const unsigned nth = s.nth;
     unsigned n_before = 0;
 
-    if (n >= n_there) return {key, r.vocab};
-    for (unsigned start = 0; start < r.vocab; start += THREADS) {
-        const unsigned id = start + threadIdx.x;
-        const bool is_one = id < r.vocab && key_of(r.logits[id]) == key;
-        const unsigned ballot = __ballot_sync(~0u, is_one);
-        const unsigned n_here = (unsigned)__syncthreads_count(is_one);
-
-        if (n_before + n_here >= n) {
-            if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
-            __syncthreads(); // all warps' counts are in place
-            for (unsigned i = 0; i < threadIdx.x / 32; i++) n_before += (unsigned)s.parts[i];
-            n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
-            if (is_one && n_before + 1 == n) s.id = id;
-            __syncthreads(); // the last kept id is there
-            break;
-        }
-        n_before += n_here;
+    __syncthreads(); // all have read it
+    if (threadIdx.x == 0) {
+        s.number = w.n_rows;
+        s.nth = nth + gridDim.x;
+        if (gridDim.x == w.n_rows && nth < w.n_rows && wants_more(w.wants[nth])) s.number = nth;
     }
-    return {key, s.id};
-}
+    for (unsigned start = 0; start < w.n_rows && gridDim.x != w.n_rows; start += THREADS) {
+        const unsigned row = start + threadIdx.x;
+        const bool own = row < w.n_rows && wants_more(w.wants[row]);
+        word64 before;
+        const unsigned n = LOW(block_sum(s, own, before));
 
-static __device__ cut keep_first(shared &s, const row &r, unsigned k, unsigned key_first) {
-    const values logits = {r.logits, 0, r.vocab};
-    const selected found = select<true, false>(s, logits, LEAST_KEY, key_first, k);
-
-    return cut_ties(s, r, found.key, found.left, found.sum);
-}
-
-// Puts what is kept into the list, in no order; how many, or more than LIST_MAX where they do not
-// fit.  Only chunks are read that have a key as large.
-static __device__ unsigned list_kept(shared &s, const row &r, const batch_chunk *chunks,
-                                     unsigned n_chunks, const cut &kept) {
-    const unsigned lane = threadIdx.x % 32;
-
-    __syncthreads(); // nobody reads the list of before
-    if (threadIdx.x == 0) s.n_list = 0;
-    __syncthreads(); // it is empty
-    for (unsigned first = threadIdx.x / 32 * 32; first < n_chunks; first += THREADS) {
-        const unsigned c = min(first + lane, n_chunks - 1);
-        unsigned hits =
-            __ballot_sync(~0u, first + lane < n_chunks && key_of(chunks[c].max) >= kept.key);
-
-        for (; hits && *(volatile unsigned *)&s.n_list <= LIST_MAX; hits &= hits - 1) {
-            const unsigned id = (first + __ffs(hits) - 1) * CHUNK + lane * 4;
-            const float4 v = load_four(r.logits, id, r.vocab);
-            const float four[4] = {v.x, v.y, v.z, v.w};
-
-#pragma unroll
-            for (unsigned i = 0; i < 4; i++) {
-                if (id + i >= r.vocab || !is_kept(kept, key_of(four[i]), id + i)) continue;
-                const unsigned at = atomicAdd(&s.n_list, 1u);
-
-                if (at < LIST_MAX) s.list[at] = order(four[i], id + i);
-            }
-        }
+        if (own && n_before + LOW(before) == nth) s.number = row;
+        n_before += n;
     }
-    __syncthreads(); // the list is whole
-    return s.n_list;
+    __syncthreads(); // the row is there
 }
 
-// Puts the first k ids, at most LIST_MAX and there, into the list, in order.  The k-th largest
-// maximum of a chunk is a logit that at least k ids reach, most often few more, and in few chunks.
-static __device__ void list_first(shared &s, const row &r, const batch_chunk *chunks,
-                                  unsigned n_chunks, unsigned k, unsigned key_first) {
-    const values maxima = {&chunks->max, 0, n_chunks};
-    unsigned n = LIST_MAX + 1, rank = 0;
-    word64 own = 0;
+// The end of any row, s.number, by the block.
+static __device__ void end_row_by_block(shared &s, const work &w) {
+    const batch_want &want = s.want;
+    const batch_chunk *chunks = chunks_of(w, s.number);
+    unsigned first, token;
+    float max, exponent, lse;
 
-    if (k <= n_chunks) {
-        const cut kept = {select<false, false>(s, maxima, LEAST_KEY, key_first, k).key, r.vocab};
-
-        n = list_kept(s, r, chunks, n_chunks, kept);
+    if (threadIdx.x == 0) {
+        while (sm90_counted(&w.counts[s.number]) != w.n_groups) continue;
+        sm90_fence_counted();
+        w.counts[s.number] = 0;
+        s.want = w.wants[s.number];
     }
-    if (n > LIST_MAX) n = list_kept(s, r, chunks, n_chunks, keep_first(s, r, k, key_first));
-    if (threadIdx.x < n) own = s.list[threadIdx.x];
-    if (threadIdx.x / 32 * 32 < n)
-        for (unsigned i = 0; i < n; i++) rank += s.list[i] > own;
-    __syncthreads(); // all have their rank
-    if (threadIdx.x < n && rank < k) s.list[rank] = own;
-    __syncthreads(); // the first k are in order
-}
+    __syncthreads(); // all groups are through
+    row r = {logits_of(w, s.number), w.scratch + (size_t)s.number * w.stride, w.vocab,
+             want.temperature, 0.0f};
 
-// t of SPEC 2.11.
-static __device__ inline word64 target_of(word64 total, word64 part) {
-    return (total >> 24) * part + (((total & 0xffffff) * part + 0xffffff) >> 24);
-}
+    for (unsigned i = threadIdx.x; i < sizeof(batch_result) / sizeof(unsigned); i += THREADS)
+        ((unsigned *)&w.results[s.number])[i] = 0;
+    first = find_first(s, r, chunks, w.n_chunks); // its barriers: the zeros come before what follows
+    max = number_of(r.logits[first]);
 
-// Bits of a weight that are left out of the sums by depth, so that these fit 32 bits.
-static __device__ inline unsigned coarse(unsigned bin, unsigned vocab) {
-    const unsigned bits = (unsigned)__clz((int)vocab) - 1 + bin / DEPTHS; // beside the zeros above
-
-    return bits < FINEST ? FINEST - bits : 0;
-}
-
-// e of all ids that are kept; the sum of their weights, and, roughly, their sums by depth.
-static __device__ word64 weigh(shared &s, const row &r, const cut &kept, bool summed) {
-    const unsigned n_whole = (r.vocab + 3) / 4 * 4;
-    word64 sum = 0, before;
-    float4 v = load_four(r.logits, threadIdx.x * 4, n_whole);
-
-    __syncthreads(); // the bins are free again
-    s.depths[threadIdx.x] = 0;
-    __syncthreads(); // they are empty
-    for (unsigned first = 0; first < n_whole; first += THREADS * 4) {
-        const unsigned id = first + threadIdx.x * 4;
-        const float four[4] = {v.x, v.y, v.z, v.w};
-        float e[4];
-
-        v = load_four(r.logits, id + THREADS * 4, n_whole);
-#pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            const float d = depth(r, four[i]);
-            const bool is_there = id + i < r.vocab && is_kept(kept, key_of(four[i]), id + i);
-
-            e[i] = is_there ? num_exp2(d) : 0.0f;
-            if (!summed) continue;
-            const unsigned bin = min(__float2uint_rz(d * -(float)DEPTHS), N_DEPTHS - 1u);
-            const word64 w = weight(e[i]);
-            const unsigned rough = LOW(w >> coarse(bin, r.vocab));
-            int equal;
-
-            sum += w;
-            // all of a warp in one bin is what ties look like
-            __match_all_sync(~0u, bin, &equal);
-            if (equal) {
-                const unsigned all = __reduce_add_sync(~0u, rough);
-
-                if (threadIdx.x % 32 == 0) atomicAdd(&s.depths[bin], all);
-            } else if (rough) {
-                atomicAdd(&s.depths[bin], rough);
-            }
-        }
-        if (id < n_whole) *(float4 *)(r.e + id) = make_float4(e[0], e[1], e[2], e[3]);
+    if (threadIdx.x == 0) s.max = max;
+    exponent = exponent_of(max);
+    lse = num_fma(exponent, NUM_LN2, // with a barrier: the maximum is there
+                  num_log2(sum_chunks(s, chunks, w.n_chunks, exponent)) * NUM_LN2);
+    if (!is_finite(lse) || !is_finite(max)) {
+        if (threadIdx.x == 0) w.results[s.number].numeric = 1;
+        return;
     }
-    return summed ? block_sum(s, sum, before) : 0; // its barriers: the bins are full
-}
 
-// The least key at or above a depth's bin.
-static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned key_first) {
-    unsigned lo = LEAST_KEY, hi = key_first; // hi is within, what is below lo is not
+    if (threadIdx.x == 0) s.lse = lse;
+    token = first;
+    r.z_first = max / want.temperature;
+    if (want.temperature != 0.0f && is_finite(r.z_first))
+        token = choose(s, r, want, chunks, w.n_chunks, max);
+    if (threadIdx.x == 0) {
+        batch_result *to = &w.results[s.number];
 
-    while (lo < hi) {
-        // 32 keys at once; the least that is within, or else the next
-        const unsigned step = (hi - lo + 31) / 32, key = lo + step * (threadIdx.x % 32);
-        const bool within =
-            key >= hi ||
-            min(__float2uint_rz(depth(r, logit_of(key)) * -(float)DEPTHS), N_DEPTHS - 1u) <= bin;
-        const unsigned ballot = __ballot_sync(~0u, within);
-        const unsigned n = ballot ? (unsigned)__ffs((int)ballot) - 1 : 32;
-
-        if (n < 32) hi = min(hi, lo + step * n);
-        if (n > 0) lo = min(hi, lo + step * (n - 1) + 1);
-        else lo = hi;
+        to->token = token;
+        to->logprob = r.logits[token] - s.lse;
+        to->lse = s.lse;
+        if (want.target != 0xffffffffu) to->target_logprob = r.logits[want.target] - s.lse;
+        to->n_top = want.n_top;
     }
-    return hi;
-}
+    if (want.n_top == 0) return;
+    list_first(s, r, chunks, w.n_chunks, want.n_top, key_of(s.max));
+    if (threadIdx.x < want.n_top) {
+        const unsigned id = ~LOW(s.list[threadIdx.x]);
+        batch_result *to = &w.results[s.number];
 
-// Of the kept ids in order, the first ones, as long as the weights before an id sum to less than
-// `target`.
-static __device__ cut keep_weights(shared &s, const row &r, word64 target, unsigned key_first) {
-    const values logits = {r.logits, r.e, r.vocab};
-    const word64 own = (word64)s.depths[threadIdx.x] << coarse(threadIdx.x, r.vocab);
-    word64 before;
-
-    (void)block_sum(s, own, before);
-    // the last depth that something is at and that the target reaches, give or take what the sums
-    // leave out
-    unsigned bin = LOW(block_max(s, own && before < target ? threadIdx.x : 0));
-    selected found = {0, 1, 0, 0};
-
-    for (; found.way; bin -= (unsigned)found.way) {
-        const unsigned lo = key_at_depth(r, bin, key_first);
-        const unsigned hi = bin ? key_at_depth(r, bin - 1, key_first) - 1 : key_first;
-
-        // where no key has this depth, on as before
-        if (lo <= hi) found = select<true, true>(s, logits, lo, hi, target);
+        to->top_ids[threadIdx.x] = id;
+        to->top_logprobs[threadIdx.x] = r.logits[id] - s.lse;
     }
-    const word64 one = weight(e_of(r, logit_of(found.key)));
-
-    return cut_ties(s, r, found.key, (found.left + one - 1) / one, found.sum / one);
-}
-
-// The least fl(E / e) of a kept id, of equal ones the lowest id: its complement is the largest.
-static __device__ inline word64 time_of(unsigned id, unsigned word, float e) {
-    return ~((word64)num_bits(num_exponential(word) / e) << 32 | id);
-}
-
-// The words of four adjacent ids, which one run of Philox makes.
-static __device__ inline uint4 words_of(const batch_want &want, unsigned group) {
-    return make_uint4(num_random(want.seed, want.position, group * 4),
-                      num_random(want.seed, want.position, group * 4 | 1),
-                      num_random(want.seed, want.position, group * 4 | 2),
-                      num_random(want.seed, want.position, group * 4 | 3));
-}
-
-static __device__ word64 race(shared &s, const row &r, const batch_want &want, const cut &kept) {
-    word64 best = 0;
-    float4 v = load_four(r.logits, threadIdx.x * 4, r.vocab);
-    float4 w = load_four(r.e, threadIdx.x * 4, r.vocab);
-
-    if (threadIdx.x == 0) s.bound = 0x7f800000;
-    __syncthreads(); // the bound is there
-    for (unsigned first = 0; first < r.vocab; first += THREADS * 4) {
-        const unsigned id = first + threadIdx.x * 4;
-        const float four[4] = {v.x, v.y, v.z, v.w}, e[4] = {w.x, w.y, w.z, w.w};
-        bool runs[4];
-
-        v = load_four(r.logits, id + THREADS * 4, r.vocab);
-        w = load_four(r.e, id + THREADS * 4, r.vocab);
-#pragma unroll
-        for (unsigned i = 0; i < 4; i++)
-            runs[i] = id + i < r.vocab && e[i] > 0.0f && e[i] >= want.min_p &&
-                      is_kept(kept, key_of(four[i]), id + i);
-        if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
-        const uint4 made = words_of(want, id / 4);
-        const unsigned words[4] = {made.x, made.y, made.z, made.w};
-        const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
-
-#pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower
-            // than some other by more than that is out
-            if (!runs[i] || (float)words[i] * 0x1.7147p-32f > bound * e[i]) continue;
-            const word64 own = time_of(id | i, words[i], e[i]);
-
-            if (own <= best) continue;
-            best = own;
-            atomicMin(&s.bound, HIGH(~own));
-        }
-    }
-    return best;
-}
-
-// SPEC 2.11 for a temperature: e, what is kept of it, the race.
-static __device__ unsigned choose(shared &s, const row &r, const batch_want &want,
-                                  const batch_chunk *chunks, unsigned n_chunks, float max) {
-    const unsigned key_first = key_of(max);
-    const bool by_k = want.top_k > 0 && want.top_k < r.vocab;
-    cut kept = {0, 0};
-    word64 best = 0;
-
-    if (by_k && want.top_k <= LIST_MAX) {
-        list_first(s, r, chunks, n_chunks, want.top_k, key_first);
-        const bool is_there = threadIdx.x < want.top_k;
-        const unsigned id = ~LOW(is_there ? s.list[threadIdx.x] : ~0ull);
-        const float e = is_there ? e_of(r, r.logits[id]) : 0.0f;
-        const uint4 words = words_of(want, id / 4);
-        word64 before, total = block_sum(s, weight(e), before);
-
-        if (e > 0.0f && e >= want.min_p &&
-            (!want.top_part || before < target_of(total, want.top_part)))
-            best = time_of(id, id & 2 ? (id & 1 ? words.w : words.z) : (id & 1 ? words.y : words.x),
-                           e);
-    } else {
-        if (by_k) kept = keep_first(s, r, want.top_k, key_first);
-        const word64 total = weigh(s, r, kept, want.top_part);
-
-        if (want.top_part)
-            kept = keep_weights(s, r, target_of(total, want.top_part), key_first);
-        __syncthreads(); // e is in place
-        best = race(s, r, want, kept);
-    }
-    return ~LOW(block_max(s, best));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     sm90_sample_f32(batch_result *__restrict__ results, const batch_want *__restrict__ wants,
-                    const float *__restrict__ logits, const batch_chunk *__restrict__ chunks,
-                    float *scratch, unsigned vocab, unsigned stride, unsigned n_chunks) {
+                    const float *__restrict__ logits, batch_chunk *chunks, float *maxima,
+                    u32 *counts, float *scratch, unsigned n_rows, unsigned vocab, unsigned stride,
+                    unsigned n_chunks, unsigned n_groups) {
+    __shared__ u64 barriers[WARPS];
     __shared__ shared s;
+    const unsigned warp = threadIdx.x / 32;
+    const u32 barrier = sm90_shared(&barriers[warp]);
+    const u32 stage = sm90_shared(sample_dynamic) + warp * GROUP * (u32)sizeof(float);
+    const work w = {results, wants,  logits, chunks, maxima,   counts,
+                    scratch, n_rows, vocab,  stride, n_chunks, n_groups};
+    bool more = false;
 
+    if (threadIdx.x % 32 == 0) {
+        sm90_barrier_init(barrier, 1);
+        sm90_barrier_init_done();
+    }
+    __syncwarp(); // the barrier is there
     sm90_wait_previous();
     sm90_launch_next();
 
-    const batch_want want = wants[blockIdx.x];
-    row r = {logits + (size_t)blockIdx.x * stride, scratch + (size_t)blockIdx.x * stride, vocab,
-             want.temperature, 0.0f};
-    batch_result *to = &results[blockIdx.x];
-    unsigned first, token;
-    float max, exponent, lse;
-
-    if (want.n_top == BATCH_NO_WANT) return;
-    for (unsigned i = threadIdx.x; i < sizeof(*to) / sizeof(unsigned); i += THREADS)
-        ((unsigned *)to)[i] = 0;
-    chunks += (size_t)blockIdx.x * n_chunks;
-    first = find_first(s, r, chunks, n_chunks); // its barriers stand between the zeros and what follows
-    max = number(r.logits[first]);
-
-    exponent = exponent_of(max);
-    lse = num_fma(exponent, NUM_LN2, num_log2(sum_chunks(s, chunks, n_chunks, exponent)) * NUM_LN2);
-    if (!is_finite(lse) || !is_finite(max)) {
-        if (threadIdx.x == 0) to->numeric = 1;
-        return;
-    }
-
-    token = first;
-    r.z_first = max / want.temperature;
-    if (want.temperature != 0.0f && is_finite(r.z_first))
-        token = choose(s, r, want, chunks, n_chunks, max);
-    if (threadIdx.x == 0) {
-        to->token = token;
-        to->logprob = r.logits[token] - lse;
-        to->lse = lse;
-        if (want.target != 0xffffffffu) to->target_logprob = r.logits[want.target] - lse;
-        to->n_top = want.n_top;
-    }
-    if (want.n_top == 0) return;
-    list_first(s, r, chunks, n_chunks, want.n_top, key_of(max));
-    if (threadIdx.x < want.n_top) {
-        const unsigned id = ~LOW(s.list[threadIdx.x]);
-
-        to->top_ids[threadIdx.x] = id;
-        to->top_logprobs[threadIdx.x] = r.logits[id] - lse;
-    }
+    sum_groups(w, stage, barrier);
+    for (unsigned row = threadIdx.x; row < n_rows; row += THREADS) more |= wants_more(wants[row]);
+    if (threadIdx.x == 0) s.nth = blockIdx.x;
+    if (!__syncthreads_count(more)) return;
+    for (find_row(s, w); s.number < n_rows; find_row(s, w)) end_row_by_block(s, w);
 }

@@ -33,7 +33,7 @@ struct cuda_layer {
 
 /* The kernels; one entry each. */
 struct cuda_entries {
-    CUfunction embed, random, norm, norm_many, norm_wide, rotary, lse, sample, plain_attn;
+    CUfunction embed, random, norm, norm_many, norm_wide, rotary, sample, plain_attn;
 };
 
 /* A stage that was asked for and not launched yet. */
@@ -95,7 +95,7 @@ struct cuda_device {
     struct device_limits limits;
     struct cuda_memory memory;
     uint32_t width, kv_width, qkv_width; /* values of all query heads, of all KV heads, of all */
-    uint32_t n_chunks;                   /* of 128 ids */
+    uint32_t n_chunks, n_lse_groups;     /* of 128 ids, of SM90_SAMPLE_GROUP chunks */
     uint32_t logits_stride;              /* the vocabulary rounded up to 8 */
     float scale;                         /* c of SPEC 2.7 */
     uint32_t head_turn;                  /* head_dim where rows of qkv are in turns, or 0 */
@@ -117,7 +117,9 @@ struct cuda_device {
     CUdeviceptr h;        /* bf16 [n_rows][intermediate] */
     CUdeviceptr logits;   /* f32 [n_logit_rows][logits_stride] */
     CUdeviceptr weighed;  /* f32 [n_logit_rows][logits_stride] */
-    CUdeviceptr chunks;   /* [n_logit_rows][n_chunks] */
+    CUdeviceptr chunks;   /* [n_logit_rows][n_lse_groups * SM90_SAMPLE_GROUP] */
+    CUdeviceptr maxima;   /* f32 [n_logit_rows][n_lse_groups] */
+    CUdeviceptr counts;   /* [n_logit_rows] of groups, 0 between launches */
     CUdeviceptr attn_work;
     CUdeviceptr staging; /* of weights on their way, staging_bytes */
     uint64_t staging_bytes;

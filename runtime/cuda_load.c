@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ptx/sm90_batch.h"
+#include "ptx/sm90_sample.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
 #include "runtime/model_tensor.h"
@@ -51,7 +52,10 @@ static int take_work(struct cuda_device *d, struct err *e) {
         {"feed-forward", l->n_rows, m->intermediate, sizeof(uint16_t), &d->h},
         {"logits", l->n_logit_rows, d->logits_stride, sizeof(float), &d->logits},
         {"sampling", l->n_logit_rows, d->logits_stride, sizeof(float), &d->weighed},
-        {"logsumexp", l->n_logit_rows, d->n_chunks, sizeof(struct batch_chunk), &d->chunks},
+        {"logsumexp", l->n_logit_rows, d->n_lse_groups * SM90_SAMPLE_GROUP,
+         sizeof(struct batch_chunk), &d->chunks},
+        {"logsumexp", l->n_logit_rows, d->n_lse_groups, sizeof(float), &d->maxima},
+        {"logsumexp", l->n_logit_rows, 1, sizeof(uint32_t), &d->counts},
         {"attention's parts", d->attn ? cuda_attn_work_bytes(d->attn) : 1, 1, 1, &d->attn_work},
         {"a step's rows and results", d->batch_bytes, 1, 1, &d->batch},
     };
@@ -152,6 +156,12 @@ static int clear_work(struct cuda_device *d, struct err *e) {
                               driver->cuda.cuMemsetD8Async(d->squares, 0, n_bytes, driver->stream),
                               "sums of squares", e);
 
+    if (r == 0)
+        r = cuda_driver_check(
+            driver,
+            driver->cuda.cuMemsetD8Async(d->counts, 0, d->limits.n_logit_rows * sizeof(uint32_t),
+                                         driver->stream),
+            "counts of logsumexp", e);
     if (r < 0 || !d->attn) return r;
     return cuda_driver_check(driver,
                              driver->cuda.cuMemsetD8Async(
@@ -196,6 +206,7 @@ static int prepare(struct cuda_device *d, const struct model *m, const struct de
     d->qkv_width = d->width + 2 * d->kv_width;
     d->logits_stride = (m->vocab + 7) / 8 * 8;
     d->n_chunks = (m->vocab + SCHEDULE_LSE_CHUNK - 1) / SCHEDULE_LSE_CHUNK;
+    d->n_lse_groups = (d->n_chunks + SM90_SAMPLE_GROUP - 1) / SM90_SAMPLE_GROUP;
     /* A head is the work of some lanes of one warp of the rotation. */
     n_vectors = m->head_dim / VALUES;
     d->head_turn = n_vectors <= 32 && (n_vectors & (n_vectors - 1)) == 0 ? m->head_dim : 0;

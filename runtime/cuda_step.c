@@ -4,6 +4,7 @@
 
 #include "ptx/sm90_batch.h"
 #include "ptx/sm90_norm.h"
+#include "ptx/sm90_sample.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
@@ -19,8 +20,6 @@ enum {
     ATTEND_EARLY_BYTES = 16 << 20,
     ROTARY_THREADS = 256,
     ROTARY_BLOCKS = 2, /* of a row */
-    LSE_WARPS = 8,
-    SAMPLE_THREADS = 1024,
     ATTN_THREADS = 128,
     ATTN_HEADS = 8,
 };
@@ -285,14 +284,22 @@ int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const stru
 int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e) {
     CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
     CUdeviceptr results = d->batch + d->at.results_off + first * sizeof(struct batch_result);
-    void *lse[] = {&d->chunks, &d->logits, &d->model.vocab, &d->logits_stride, &d->n_chunks};
-    void *params[] = {&results,    &wants,          &d->logits,        &d->chunks,
-                      &d->weighed, &d->model.vocab, &d->logits_stride, &d->n_chunks};
-    int r = run(d, d->entries.lse, "logsumexp", groups(d->n_chunks, LSE_WARPS), n, 32 * LSE_WARPS,
-                lse, e);
+    const uint32_t n_groups = d->n_lse_groups, n_own = d->driver->n_own;
+    void *params[] = {&results,     &wants,          &d->logits, &d->chunks,      &d->maxima,
+                      &d->counts,   &d->weighed,     &n,         &d->model.vocab, &d->logits_stride,
+                      &d->n_chunks, &d->n_lse_groups};
+    const struct cuda_launch launch = {.entry = d->entries.sample,
+                                       .name = "sample",
+                                       /* Beside others a block waits for none: it has a row. */
+                                       .grid = {n_own == 0             ? n
+                                                : n_own < n * n_groups ? n_own
+                                                                       : n * n_groups},
+                                       .block = {SM90_SAMPLE_THREADS},
+                                       .shared_bytes = SM90_SAMPLE_BYTES,
+                                       .overlap = true,
+                                       .params = params};
 
-    if (r < 0) return r;
-    return run(d, d->entries.sample, "sample", n, 1, SAMPLE_THREADS, params, e);
+    return cuda_driver_launch(d->driver, &launch, e);
 }
 
 #endif

@@ -26,6 +26,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
 #include "ptx/sm90_batch.h"
 #include "ptx/sm90_kv.h"
 #include "ptx/sm90_norm.h"
+#include "ptx/sm90_sample.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/libnccl.h"
@@ -473,8 +474,7 @@ static int find_entries(struct cuda_device *d, struct err *e) {
         {"sm90_residual_norm_bf16_many", &d->entries.norm_many, SM90_NORM_MANY_BYTES},
         {"sm90_residual_norm_bf16_nvrtc", &d->entries.norm_wide, 0},
         {"sm90_rotary_bf16", &d->entries.rotary, 0},
-        {"sm90_lse_f32", &d->entries.lse, 0},
-        {"sm90_sample_f32", &d->entries.sample, 0},
+        {"sm90_sample_f32", &d->entries.sample, SM90_SAMPLE_BYTES},
         {"sm90_plain_attn_bf16", &d->entries.plain_attn, 0},
     };
 

@@ -20,6 +20,7 @@
 #include "runtime/num.h"
 #include "runtime/sha256.h"
 #include "runtime/weights.h"
+#include "tests/logit_data.h"
 #include "tests/made_up.h"
 
 enum {
@@ -499,31 +500,8 @@ static void test_control(void) {
 }
 
 /* Logits of every kind, chosen from by every kind of parameters. */
-static void make_logits(float *logits, uint32_t vocab, uint32_t kind) {
-    for (uint32_t i = 0; i < vocab; i++) {
-        const uint32_t r = next();
-        const float x = (float)(r >> 8) * 0x1p-24f;
-
-        logits[i] = x * 30.0f - 15.0f;
-        if (kind == 1) logits[i] = (float)(r % 7);       /* many equal ones */
-        if (kind == 2) logits[i] = r % 50 ? -20.0f : x;  /* a few lead */
-        if (kind == 3) logits[i] = 2.5f;                 /* all equal */
-        if (kind == 4) logits[i] = num_from_bits(r);     /* anything */
-        if (logits[i] != logits[i]) logits[i] = NUM_NAN; /* the only one we make */
-        if (kind == 5 && r % 5 == 0) logits[i] = r % 2 ? NUM_NAN : -INFINITY;
-        if (kind == 6) logits[i] = r % 2 ? 0.0f : -0.0f;
-        if (kind == 7) logits[i] = (x - 0.5f) * 0x1p-126f;
-        if (kind == 8) logits[i] = x * 300.0f;
-        if (kind == 9) logits[i] = -INFINITY;
-        if (kind == 10 && i == vocab / 2) logits[i] = INFINITY;
-        if (kind == 11) logits[i] = (r % 2 ? x : -x) * 3e38f;
-    }
-}
-
-enum { N_KINDS = 12 };
-
 static void test_choices(void) {
-    static const uint32_t vocabs[] = {1, 2, 127, 129, 1001, 49152, 128256};
+    static const uint32_t vocabs[] = {1, 2, 33, 127, 129, 1001, 49152, 128256};
     struct run *run = calloc(1, sizeof(*run));
     struct err e = {""};
 
@@ -552,7 +530,7 @@ static void test_choices(void) {
             make_wants(run, N_LOGIT_ROWS);
             BOTH(upload, &run->batch, &e);
             for (uint32_t i = 0; i < run->batch.n_wants; i++) {
-                make_logits(logits, m.vocab, (i + round) % N_KINDS);
+                logit_data(logits, m.vocab, (i + round) % LOGIT_KINDS, next);
                 BOTH(write, DEVICE_LOGITS, i, logits, &e);
             }
             BOTH(sample, 0, run->batch.n_wants, &e);

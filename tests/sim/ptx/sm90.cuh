@@ -27,6 +27,7 @@
 #define four_dynamic sim_dynamic
 #define many_dynamic sim_dynamic
 #define prompt_dynamic sim_dynamic
+#define sample_dynamic sim_dynamic
 #define spread_dynamic sim_dynamic
 #define wide_dynamic sim_dynamic
 #define dynamic sim_dynamic
@@ -154,6 +155,10 @@ DEVICE u32 __ballot_sync(u32 mask, bool of) {
     return r;
 }
 
+DEVICE bool __all_sync(u32 mask, bool of) {
+    return __ballot_sync(mask, of) == mask;
+}
+
 DEVICE bool __any_sync(u32 mask, bool of) {
     return __ballot_sync(mask, of) != 0;
 }
@@ -165,6 +170,25 @@ DEVICE u32 __reduce_add_sync(u32 mask, u32 v) {
     for (u32 i = 0; i < 32; i++)
         if (mask >> i & 1) r += all[i][0];
     return r;
+}
+
+DEVICE u32 __reduce_max_sync(u32 mask, u32 v) {
+    const u32(*all)[SIM_WORDS] = sim_meet(mask, &v, 1);
+    u32 r = 0;
+
+    for (u32 i = 0; i < 32; i++)
+        if (mask >> i & 1 && all[i][0] > r) r = all[i][0];
+    return r;
+}
+
+DEVICE u32 __reduce_min_sync(u32 mask, u32 v) {
+    return ~__reduce_max_sync(mask, ~v);
+}
+
+/* The mask where all have the same, else 0. */
+DEVICE u32 __match_all_sync(u32 mask, u32 v, int *out_equal) {
+    *out_equal = __reduce_max_sync(mask, v) == __reduce_min_sync(mask, v);
+    return *out_equal ? mask : 0;
 }
 
 DEVICE int __clz(u32 x) {
@@ -413,6 +437,12 @@ DEVICE u32 sm90_count(u32 *count) {
     return (*count)++;
 }
 
+DEVICE u32 sm90_count_by(u32 *count, u32 n) {
+    sim_pause();
+    *count += n;
+    return *count - n;
+}
+
 DEVICE u32 sm90_counted(const u32 *count) {
     sim_spin();
     return *count;
@@ -474,6 +504,15 @@ DEVICE u32 sm90_pack(float low, float high) {
 
 DEVICE float sm90_ex2(float x) {
     return sim_ex2(x);
+}
+
+DEVICE float sm90_min_or_nan(float a, float b) {
+    return a != a || b != b ? __builtin_nanf("0x3fffff") : sim_min(a, b);
+}
+
+/* Towards zero; a NaN is 0, what does not fit the nearest that does. */
+DEVICE u32 __float2uint_rz(float x) {
+    return !(x > 0.0f) ? 0 : x >= 0x1p32f ? 0xffffffff : (u32)x;
 }
 
 /* Below the normal range 0, of either sign, comes and goes. */
