@@ -29,6 +29,9 @@ enum {
     WIDE_THREADS = 384,
     WIDE128_THREADS = 640,
     FOUR_THREADS = 640,
+    SPREAD_THREADS = 384,
+    SPREAD_STAGES_MAX = 8, /* as in sm90_gemm_spread.cuh */
+    SPREAD_RING_BYTES = 210 << 10,
     PACK_THREADS = 256,
     GRID_Y_MAX = 65535,
     HOLD_BYTES_PER_US = 4500000 / 8 * 10, /* memory's rate, of which a block waits 8 parts in 10 */
@@ -76,6 +79,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
         if (is_wide(i)) n_bytes = shared_bytes_wide(i);
+        if (is_spread(i)) n_bytes = ALIGN_BYTES + SPREAD_RING_BYTES;
         r = cuda_driver_entry(d, cuda_gemm_kinds[i].name, cuda_gemm_kinds[i].name, n_bytes,
                               &g->entries[i], e);
     }
@@ -290,6 +294,33 @@ static int run_wide(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     return cuda_driver_launch(g->driver, &launch, e);
 }
 
+static int run_spread(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                      const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    const uint32_t width = cuda_gemm_kinds[kernel].width;
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = cuda_gemm_kinds[kernel].name,
+        .block = {SPREAD_THREADS},
+        .cluster = SPREAD,
+        .overlap = a->overlap,
+    };
+    uint32_t stage_bytes;
+    CUtensorMap map;
+    int r;
+
+    p->n_row_tiles = ceil_div(a->n_rows, SM90_GEMM_SPREAD_TOKENS);
+    p->height = ceil_div(a->n_rows, p->n_row_tiles);
+    stage_bytes = (width + ceil_div(p->height, 64) * 64) * ROW_BYTES;
+    p->n_weight_stages = min_u32(SPREAD_STAGES_MAX, SPREAD_RING_BYTES / stage_bytes);
+    launch.grid[0] = ceil_div(a->w->n, width) * p->n_row_tiles * SPREAD;
+    /* The sums, which take the ring's place, are less than it in all heights. */
+    launch.shared_bytes = ALIGN_BYTES + p->n_weight_stages * stage_bytes;
+    r = encode(g, a, p->height, &map, e);
+    if (r < 0) return r;
+    launch.params = (void *[]){&map, p};
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
 static int run_any(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct sm90_gemm *p,
                    struct err *e) {
     const uint32_t n_shares = min_u32(a->segments, 4);
@@ -340,6 +371,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
     if (is_four(kernel)) return run_four(g, kernel, a, &p, e);
     if (is_wide(kernel)) return run_wide(g, kernel, a, &p, e);
+    if (is_spread(kernel)) return run_spread(g, kernel, a, &p, e);
     return is_many(kernel) ? run_many(g, kernel, a, &p, e) : run_few(g, kernel, a, &p, e);
 }
 

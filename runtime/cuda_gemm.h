@@ -78,6 +78,7 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_WIDE128, /* W large and whole, x of some hundred rows */
     CUDA_GEMM_WIDE160,
     CUDA_GEMM_WIDE192,
+    CUDA_GEMM_SPREAD144,  /* four long segments, x of some hundred rows */
     CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; and where segments end inside blocks of K */
     CUDA_GEMM_NORMED8,    /* with `norm`, and then they alone */
     CUDA_GEMM_NORMED16,

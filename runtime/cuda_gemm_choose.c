@@ -38,6 +38,7 @@ const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
     [CUDA_GEMM_WIDE128] = {"sm90_gemm_bf16_wide128", 128, 4},
     [CUDA_GEMM_WIDE160] = {"sm90_gemm_bf16_wide160", 160, 4},
     [CUDA_GEMM_WIDE192] = {"sm90_gemm_bf16_wide192", 192, 4},
+    [CUDA_GEMM_SPREAD144] = {"sm90_gemm_bf16_spread144", 144, 0},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
     [CUDA_GEMM_NORMED8] = {"sm90_gemm_bf16_normed8", 8, 0},
     [CUDA_GEMM_NORMED16] = {"sm90_gemm_bf16_normed16", 16, 0},
@@ -128,6 +129,7 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
     if (kernel == CUDA_GEMM_ANY) return true;
     if (is_four(kernel)) return !w->turns && (segments == 2 || segments == FOUR_SEGMENTS);
     if (is_wide(kernel)) return segments == 1;
+    if (is_spread(kernel)) return !w->turns && segments == SPREAD && aligned;
     if (is_normed(kernel)) return segments == 1 && w->tile % 16 == 0;
     if (is_few(kernel))
         return (aligned || few_can_steps(kernel, w, segments)) &&

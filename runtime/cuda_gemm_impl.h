@@ -12,11 +12,12 @@ enum {
     MANY_RANKS = 2,
     MANY_GROUP = 8, /* pairs of row tiles: 4 MB of x at K = 1024 */
     FOUR_SEGMENTS = 4,
+    SPREAD = 4, /* segments, and blocks that have one each */
 };
 
 struct cuda_gemm_kind {
     const char *name;
-    uint32_t width; /* rows of x to a tile of few and wide, of W to one of many and four */
+    uint32_t width; /* rows of x to a tile of few and wide, of W to one of many, four, spread */
     uint32_t stages;
 };
 
@@ -59,6 +60,10 @@ static inline bool is_four(enum cuda_gemm_kernel kernel) {
 
 static inline bool is_wide(enum cuda_gemm_kernel kernel) {
     return kernel >= CUDA_GEMM_WIDE128 && kernel <= CUDA_GEMM_WIDE192;
+}
+
+static inline bool is_spread(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_SPREAD144;
 }
 
 /* Whether no segment ends inside a block of K. */

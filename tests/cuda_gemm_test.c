@@ -32,10 +32,10 @@ enum {
     N_SHAPES = 6000,
 };
 
-enum family { ANY, FEW, NORMED, MANY, SPLIT, FOUR, WIDE, FAMILIES };
+enum family { ANY, FEW, NORMED, MANY, SPLIT, FOUR, WIDE, SPREAD, FAMILIES };
 
 static const char *const family_names[FAMILIES] = {"any",   "few",  "normed", "many",
-                                                   "split", "four", "wide"};
+                                                   "split", "four", "wide",   "spread"};
 
 /* What is being launched, and by what. */
 static struct {
@@ -190,6 +190,21 @@ static void check_wide(const struct sm90_gemm *p, const struct cuda_launch *l, u
         check_pieces(p, i * SM90_GEMM_WIDE_ROWS, SM90_GEMM_WIDE_ROWS);
 }
 
+static void check_spread(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width) {
+    const uint32_t n_across = ceil_div(p->n, width), n_parts = ceil_div(p->height, 64);
+    const uint32_t ring = p->n_weight_stages * (width + n_parts * 64) * ROW_BYTES;
+
+    CHECK(p->height == now.box_rows && p->height <= SM90_GEMM_SPREAD_TOKENS && n_parts <= 4);
+    CHECK(p->height * p->n_row_tiles >= p->n_rows && p->height * (p->n_row_tiles - 1) < p->n_rows);
+    CHECK(p->segments == 4 && p->n_blocks % 4 == 0 && p->form != SM90_GEMM_SILU);
+    CHECK(p->n_blocks / 4 * SM90_GEMM_BLOCK == segment_values(p));
+    CHECK(l->cluster == 4 && l->grid[0] == n_across * p->n_row_tiles * 4);
+    CHECK(p->n_weight_stages >= 2 && p->n_weight_stages <= 8);
+    CHECK(ALIGN_BYTES + ring <= l->shared_bytes);
+    CHECK(ALIGN_BYTES + p->height * (width + 8) * sizeof(float) <= l->shared_bytes);
+    for (uint32_t i = 0; i < n_across; i++) check_pieces(p, i * width, width);
+}
+
 static void check_any(const struct sm90_gemm *p, const struct cuda_launch *l) {
     const uint32_t n_shares = p->segments < 4 ? p->segments : 4;
 
@@ -201,8 +216,8 @@ static enum family family_of(const char *name, uint32_t *out_width) {
     static const struct {
         const char *prefix;
         enum family family;
-    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY}, {"split", SPLIT},
-                    {"four", FOUR}, {"wide", WIDE},     {"any", ANY}};
+    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY},     {"split", SPLIT},
+                    {"four", FOUR}, {"wide", WIDE},     {"spread", SPREAD}, {"any", ANY}};
 
     name += strlen("sm90_gemm_bf16_");
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -238,6 +253,7 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     if (family == MANY || family == SPLIT) check_many(p, l, width, family == SPLIT);
     if (family == FOUR) check_four(p, width);
     if (family == WIDE) check_wide(p, l, width);
+    if (family == SPREAD) check_spread(p, l, width);
     return 0;
 }
 

@@ -173,6 +173,23 @@ static void test_shape(const struct shape *s, size_t number) {
     printf("%s: %s\n", n_failed > before ? "FAIL" : "ok", s->why);
 }
 
+/* Heights of one to four times 64 rows, tiles of x, tiles of W whose last is not full; stages that
+ * go round and fewer blocks of K than there are stages. */
+static void test_spread(uint32_t n, uint32_t n_k, uint32_t made_for, bool whole) {
+    static const uint32_t counts[] = {3, 64, 65, 130, 200, 256, 300};
+    const unsigned before = n_failed;
+    struct product p;
+
+    product_open(&p, n, n_k, 4, made_for, false, 300);
+    for (uint32_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+        if (whole || (c + seed) % 3 == 0)
+            run(&p, CUDA_GEMM_SPREAD144, (enum sm90_gemm_form)((c + seed) % 3), counts[c],
+                (c + seed) / 3 % 2);
+    product_close(&p);
+    printf("%s: four segments over a cluster, %u x %u\n", n_failed > before ? "FAIL" : "ok", n,
+           n_k);
+}
+
 /* ---- the norm folded in ---- */
 
 static const struct normed {
@@ -399,6 +416,8 @@ int main(void) {
     for (size_t i = 0; i < sizeof(normeds) / sizeof(normeds[0]); i++) test_normed(&normeds[i]);
     for (size_t i = 0; i < sizeof(turneds) / sizeof(turneds[0]); i++) test_turned(&turneds[i], i);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) test_shape(&shapes[i], i);
+    test_spread(296, 512, 4, true);
+    test_spread(152, 2560, 1, false);
     cpu_pool_close(pool);
     cuda_gemm_close(gemm);
     printf("%llu values compared, %u mismatches\n", (unsigned long long)n_compared, n_failed);
