@@ -17,6 +17,8 @@ enum {
     MANY_TREE = 4,
     MANY_SPLITS_MAX = 4,
     FOUR_ROUND_CYCLES = 28, /* a row of W to a tile */
+    SPREAD_CLUSTERS = 29,   /* of four that always find a place at once */
+    SPREAD_CYCLES = 4000,   /* of four blocks that add up their sums */
 };
 
 const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
@@ -245,6 +247,22 @@ static uint64_t wide_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm
     return (uint64_t)ceil_div(n_tiles, UNITS) * (w->n_blocks * block + ROUND_CYCLES);
 }
 
+/* UINT64_MAX where there are several tiles of x: others do that better. */
+static uint64_t spread_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                              uint32_t n_rows) {
+    const uint32_t width = cuda_gemm_kinds[kernel].width, n_parts = ceil_div(n_rows, 64);
+    const uint32_t n_tiles = ceil_div(w->n, width);
+    /* As of many: shared memory, what comes in, the steps, HBM. */
+    const uint32_t shared = n_rows + width + n_parts * (64 + width);
+    const uint32_t comes = (n_rows + width) * 26 / 10;
+    const uint32_t hbm = hbm_cycles(width, min_u32(n_tiles, SPREAD_CLUSTERS) * SPREAD);
+    const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_parts * 2 * width, hbm));
+
+    if (n_rows > SM90_GEMM_SPREAD_TOKENS) return UINT64_MAX;
+    return (uint64_t)ceil_div(n_tiles, SPREAD_CLUSTERS) *
+           (w->n_blocks / SPREAD * block + ROUND_CYCLES + SPREAD_CYCLES);
+}
+
 uint64_t cuda_gemm_many_choose(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                                uint32_t n_rows, uint32_t segments, uint32_t n_splits,
                                uint32_t pairs, struct cuda_gemm_way *out_way) {
@@ -281,16 +299,17 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
         kernel = CUDA_GEMM_ANY;
     if (n_rows < MANY_ROWS_MIN && kernel != CUDA_GEMM_ANY) return kernel;
     if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
-    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_WIDE192; k++) {
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_SPREAD144; k++) {
         struct cuda_gemm_way way;
         uint64_t cycles;
 
         if (!cuda_gemm_can(k, w, segments)) continue;
         /* A kernel more, which reads and writes all there is, costs more than any of these differ. */
         if (w->head_dim && segments == 1 && !cuda_gemm_turns(k, w, segments)) continue;
-        cycles = is_four(k)   ? four_cycles(k, w, n_rows, segments)
-                 : is_wide(k) ? wide_cycles(k, w, n_rows)
-                              : cuda_gemm_many_choose(k, w, n_rows, segments, n_splits, 0, &way);
+        cycles = is_four(k)     ? four_cycles(k, w, n_rows, segments)
+                 : is_wide(k)   ? wide_cycles(k, w, n_rows)
+                 : is_spread(k) ? spread_cycles(k, w, n_rows)
+                                : cuda_gemm_many_choose(k, w, n_rows, segments, n_splits, 0, &way);
         if (cycles >= best) continue;
         best = cycles;
         kernel = k;
