@@ -82,7 +82,7 @@ static void test_gates(void) {
     struct err e = {""};
 
     cuda_gemm_shape(&w, 2 * N_GATES, N_K, 1, true);
-    w.d_image = gpu_take(w.n_bytes, 0);
+    w.d_image = gpu_take_image(w.n_bytes);
     memset(host, 0, (size_t)2 * N_GATES * N_K * 2);
     for (uint32_t i = 0; i < N_GATES; i++) {
         host[(size_t)i * N_K] = (uint16_t)i;
@@ -144,7 +144,7 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
     struct err e = {""};
 
     cuda_gemm_shape(&w, n, n_k, segments, turns);
-    w.d_image = gpu_take(w.n_bytes, 0);
+    w.d_image = gpu_take_image(w.n_bytes);
     for (size_t i = 0; i < (size_t)n * n_k; i++) host[i] = gpu_cheap(i, 8, 0.02f);
     d_rows = gpu_copy_of(host, (size_t)n * n_k * 2);
     GPU_CHECK(cuda_gemm_pack(gemm, &w, d_rows, n, 0, 1, &e));

@@ -48,6 +48,11 @@ static inline uint64_t gpu_take(size_t n_bytes, unsigned char fill) {
     return p;
 }
 
+/* Of weights, which stand at a multiple of 1024: small ones may not, large ones do. */
+static inline uint64_t gpu_take_image(size_t n_bytes) {
+    return gpu_take(n_bytes < 2u << 20 ? 2u << 20 : n_bytes, 0);
+}
+
 static inline void gpu_give(uint64_t p) {
     GPU_DRIVER(cuStreamSynchronize(gpu->stream));
     GPU_DRIVER(cuMemFree_v2(p));

@@ -83,7 +83,7 @@ static void heads_open(struct heads *h, const struct heads_shape *s, const uint1
     h->out_bytes = (size_t)(n_rows + 1) * h->out_stride * 2;
     h->kv_bytes = (size_t)HEADS_PAGES * s->n_kv_heads * 2 * SM90_ATTN_PAGE * s->head_dim * 2;
     cuda_gemm_shape_heads(&h->w, h->n, s->n_k, 1, s->head_dim);
-    h->w.d_image = gpu_take(h->w.n_bytes, 0);
+    h->w.d_image = gpu_take_image(h->w.n_bytes);
     weights = bf16_values(h->n, s->n_k, 65, 0.05f);
     heads_pack(h, weights);
     y = multiplied(weights, h->n, s->n_k, x, n_rows, 1);
