@@ -9,7 +9,7 @@
 #include "runtime/err.h"
 #include "runtime/weights.h"
 
-enum { THREADS_MAX = WEIGHTS_FEED_SLOTS };
+enum { THREADS_MAX = 16 };
 
 struct weights_feed {
     struct weights *w;
@@ -18,7 +18,9 @@ struct weights_feed {
     size_t slot_bytes;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    /* A piece wakes the one who takes pieces, a slot one reader: with one condition for all, each
+     * of thousands of pieces would wake everybody, twice. */
+    pthread_cond_t come, room;
     struct model_tensor tensor; /* the one that is being read.. */
     uint32_t index;             /* ..its place */
     uint64_t first;             /* ..and the next of its values */
@@ -69,6 +71,7 @@ static bool claim(struct weights_feed *f, struct weights_piece *out) {
     if (f->first == model_tensor_values(&f->tensor)) {
         f->first = 0;
         f->all_begun = !model_tensor_at(f->m, ++f->index, &f->tensor);
+        if (f->all_begun) (void)pthread_cond_broadcast(&f->room);
     }
     f->n_reading++;
     return true;
@@ -89,7 +92,8 @@ static void put(struct weights_feed *f, const struct weights_piece *p, int code,
         f->ready[(f->ready_first + f->n_ready++) % WEIGHTS_FEED_SLOTS] = *p;
     else if (f->code == 0)
         f->code = code, f->error = *error;
-    (void)pthread_cond_broadcast(&f->changed);
+    (void)pthread_cond_signal(&f->come);
+    if (code < 0) (void)pthread_cond_broadcast(&f->room);
 }
 
 static void *reader_main(void *arg) {
@@ -103,7 +107,7 @@ static void *reader_main(void *arg) {
         int r;
 
         if (!claim(f, &p)) {
-            (void)pthread_cond_wait(&f->changed, &f->lock);
+            (void)pthread_cond_wait(&f->room, &f->lock);
             continue;
         }
         (void)pthread_mutex_unlock(&f->lock);
@@ -112,7 +116,7 @@ static void *reader_main(void *arg) {
         put(f, &p, r, &e);
     }
     f->n_live--;
-    (void)pthread_cond_broadcast(&f->changed);
+    (void)pthread_cond_signal(&f->come);
     (void)pthread_mutex_unlock(&f->lock);
     weights_reader_close(reader);
     return NULL;
@@ -131,7 +135,8 @@ int weights_feed_open(struct weights *w, const struct model *m, void *memory,
     f->memory = memory;
     f->slot_bytes = weights_feed_slot_bytes(m);
     (void)pthread_mutex_init(&f->lock, NULL);
-    (void)pthread_cond_init(&f->changed, NULL);
+    (void)pthread_cond_init(&f->come, NULL);
+    (void)pthread_cond_init(&f->room, NULL);
     while (f->n_free < WEIGHTS_FEED_SLOTS) f->free[f->n_free] = f->n_free, f->n_free++;
     for (uint32_t i = 0; r == 0 && model_tensor_at(m, i, &t); i++) {
         ASSERT(weights_find(w, t.name));
@@ -155,10 +160,11 @@ void weights_feed_close(struct weights_feed *f) {
     if (!f) return;
     (void)pthread_mutex_lock(&f->lock);
     f->over = true;
-    (void)pthread_cond_broadcast(&f->changed);
+    (void)pthread_cond_broadcast(&f->room);
     (void)pthread_mutex_unlock(&f->lock);
     for (uint32_t i = 0; i < f->n_threads; i++) (void)pthread_join(f->threads[i], NULL);
-    (void)pthread_cond_destroy(&f->changed);
+    (void)pthread_cond_destroy(&f->come);
+    (void)pthread_cond_destroy(&f->room);
     (void)pthread_mutex_destroy(&f->lock);
     free(f);
 }
@@ -188,7 +194,7 @@ int weights_feed_next(struct weights_feed *f, bool wait, struct weights_piece *o
         }
         if (!wait) break;
         ASSERT(f->n_reading > 0 || f->n_free > 0);
-        (void)pthread_cond_wait(&f->changed, &f->lock);
+        (void)pthread_cond_wait(&f->come, &f->lock);
     }
     if (f->code < 0) {
         r = f->code;
@@ -209,6 +215,6 @@ void weights_feed_give(struct weights_feed *f, uint32_t slot) {
     (void)pthread_mutex_lock(&f->lock);
     ASSERT(f->n_free < WEIGHTS_FEED_SLOTS && slot < WEIGHTS_FEED_SLOTS);
     f->free[f->n_free++] = slot;
-    (void)pthread_cond_broadcast(&f->changed);
+    (void)pthread_cond_signal(&f->room);
     (void)pthread_mutex_unlock(&f->lock);
 }

@@ -26,8 +26,8 @@ struct weights;
 struct weights_feed;
 
 enum {
-    WEIGHTS_FEED_SLOTS = 16,      /* one for a thread that reads.. */
-    WEIGHTS_FEED_BYTES = 3 << 20, /* ..large enough for the pace of a bus */
+    WEIGHTS_FEED_SLOTS = 24,      /* one for a thread that reads, and those on their way.. */
+    WEIGHTS_FEED_BYTES = 2 << 20, /* ..large enough for the pace of a bus */
     WEIGHTS_FEED_ROWS = 8,        /* a piece is of so many whole rows, or a multiple */
 };
 
