@@ -30,7 +30,7 @@ static inline void logit_data(float *logits, uint32_t vocab, uint32_t kind,
         if (kind == 11) logits[i] = (r % 2 ? x : -x) * 3e38f;
         if (kind == 12) logits[i] = x * 4e7f - (r % 2 ? 0.0f : 3e6f);  /* steps of 2, far down */
         if (kind == 13) logits[i] = r % 3 ? -86.0f - x * 10.0f : 0.0f; /* powers around -125 */
-        if (kind == 14 && r % 99 == 0) logits[i] = NUM_NAN;            /* and no infinity */
+        if (kind == 14 && i == vocab / 3) logits[i] = NUM_NAN;         /* alone */
     }
 }
 
