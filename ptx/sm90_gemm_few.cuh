@@ -36,17 +36,6 @@ enum {
     PART_PAD = 4, /* floats between columns of partial sums, against bank conflicts */
 };
 
-struct few_ring {
-    u32 base, stage_bytes, full, empty, n_stages;
-    u32 stage, parity;
-
-    DEVICE_METHOD void next(void) {
-        if (++stage < n_stages) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
-
 /* What this block does, the same for all of its threads. */
 struct few_work {
     u32 n_tiles, first, step;       /* tiles of W times tiles of x */
@@ -85,7 +74,7 @@ DEVICE struct few_work few_work(const struct sm90_gemm &g, u32 rank) {
 }
 
 DEVICE void few_copy_weights(const struct sm90_gemm &g, const struct few_work &w,
-                             struct few_ring ring) {
+                             struct gemm_ring ring) {
     const u64 policy = sm90_policy_evict_first(); /* read once a step */
     const u32 block_bytes = g.tile * ROW_BYTES;
 
@@ -108,7 +97,7 @@ DEVICE void few_copy_weights(const struct sm90_gemm &g, const struct few_work &w
 
 template <int N>
 DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
-                          const struct few_work &w, struct few_ring ring) {
+                          const struct few_work &w, struct gemm_ring ring) {
     sm90_wait_previous();
     if (w.first >= w.n_tiles && g.hold_ns) {
         /* With every multiprocessor holding one block of this kernel, each has room for exactly
@@ -154,7 +143,7 @@ DEVICE void few_add(float (&to)[N / 2], const float (&left)[N / 2], const float 
  * two batches of steps is waited for by nobody else, so it must take less time than a batch. */
 template <int N, int B>
 DEVICE void few_chain(float (&c)[N / 2], const struct sm90_gemm &g, const struct few_work &w,
-                      struct few_ring &weights, struct few_ring &rows, u32 wg, u32 releases) {
+                      struct gemm_ring &weights, struct gemm_ring &rows, u32 wg, u32 releases) {
     const u32 tile_step = g.tile * ROW_BYTES / 16;
     u32 old_weights = 0, old_rows = 0; /* the stage before, to be given back */
 
@@ -193,7 +182,7 @@ DEVICE void few_chain(float (&c)[N / 2], const struct sm90_gemm &g, const struct
 /* The tree over this block's segments, at most four: a sum waits for its neighbour. */
 template <int N, int B>
 DEVICE void few_tree(float (&c)[N / 2], const struct sm90_gemm &g, const struct few_work &w,
-                     struct few_ring &weights, struct few_ring &rows, u32 wg, u32 releases) {
+                     struct gemm_ring &weights, struct gemm_ring &rows, u32 wg, u32 releases) {
     constexpr bool four = N <= 32; /* wider, registers do not suffice for two blocks at once */
     float pair[N / 2] = {0}, four_left[four ? N / 2 : 1] = {0};
 
@@ -217,8 +206,8 @@ DEVICE void few_tree(float (&c)[N / 2], const struct sm90_gemm &g, const struct 
  * segment's is no loss. */
 template <int N>
 DEVICE void few_tree_in_steps(float (&c)[N / 2], const struct sm90_gemm &g,
-                              const struct few_work &w, struct few_ring &weights,
-                              struct few_ring &rows, u32 wg, u32 releases) {
+                              const struct few_work &w, struct gemm_ring &weights,
+                              struct gemm_ring &rows, u32 wg, u32 releases) {
     float pair[N / 2] = {0}, four_left[N / 2] = {0};
     u32 left = w.segment_steps, s = 0;
 
@@ -460,7 +449,7 @@ DEVICE void few_places(const struct sm90_gemm &g, const struct few_work &w,
  * are under way. */
 template <int N, bool TURNED>
 DEVICE void few_compute_whole(const struct sm90_gemm &g, const struct few_work &w,
-                              struct few_ring &weights, struct few_ring &rows,
+                              struct gemm_ring &weights, struct gemm_ring &rows,
                               struct turned_place *places, u32 warp, u32 n_compute) {
     const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0, local = warp * 16;
     float c[N / 2] = {0};
@@ -482,7 +471,7 @@ DEVICE void few_compute_whole(const struct sm90_gemm &g, const struct few_work &
             few_chain<N, 2>(c, g, w, weights, rows, wg, releases);
         else
             few_chain<N, 1>(c, g, w, weights, rows, wg, releases);
-        if (g.late && threadIdx.x == 0) sm90_launch_next();
+        if (g.late && t + w.step >= w.n_tiles && threadIdx.x == 0) sm90_launch_next();
         if (!TURNED)
             few_store<N>(c, g, t, warp);
         else if (mine)
@@ -500,10 +489,10 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     const u32 rank = g.n_ranks > 1 ? sm90_cluster_rank() : 0;
     const struct few_work w = few_work(g, rank);
     unsigned char *aligned = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
-    struct few_ring weights = {sm90_shared(aligned), g.stage_blocks * g.tile * ROW_BYTES,
+    struct gemm_ring weights = {sm90_shared(aligned), g.stage_blocks * g.tile * ROW_BYTES,
                                sm90_shared(barriers[0]), sm90_shared(barriers[1]),
                                g.n_weight_stages, 0, 0};
-    struct few_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
+    struct gemm_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
                             g.stage_blocks * N * ROW_BYTES, sm90_shared(barriers[2]),
                             sm90_shared(barriers[3]), g.n_row_stages, 0, 0};
 

@@ -110,7 +110,7 @@ DEVICE u32 normed_scale(u32 x, float w_low, float w_high, float r) {
  * scaled by whatever; the products with them are dropped, or are of zeros. */
 template <int N>
 DEVICE void normed_scale_rows(const struct sm90_gemm &g, const struct few_work &w,
-                              struct few_ring ring, u32 ready, const uint4 *norm,
+                              struct gemm_ring ring, u32 ready, const uint4 *norm,
                               const float *factors, u32 warp) {
     constexpr u32 TURNS = N / NORMED_WARP_ROWS, BATCH = TURNS < 4 ? TURNS : 4;
     const u32 lane = threadIdx.x % 32, row = lane / 8, chunk = lane % 8 ^ row;
@@ -175,10 +175,10 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
     const u32 n_compute = blockDim.x - FEW_COPY_THREADS - NORMED_THREADS, warp = threadIdx.x / 32;
     const struct few_work w = few_work(g, 0);
     unsigned char *aligned = few_dynamic + (-sm90_shared(few_dynamic) & 1023);
-    struct few_ring weights = {sm90_shared(aligned), g.stage_blocks * g.tile * ROW_BYTES,
+    struct gemm_ring weights = {sm90_shared(aligned), g.stage_blocks * g.tile * ROW_BYTES,
                                sm90_shared(barriers[0]), sm90_shared(barriers[1]),
                                g.n_weight_stages, 0, 0};
-    struct few_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
+    struct gemm_ring rows = {weights.base + weights.n_stages * weights.stage_bytes,
                             g.stage_blocks * N * ROW_BYTES, sm90_shared(barriers[2]),
                             sm90_shared(barriers[3]), g.n_row_stages, 0, 0};
     const u32 ready = sm90_shared(barriers[4]), norm_full = sm90_shared(&norm_full_barrier);

@@ -40,17 +40,6 @@ enum {
     SPREAD_PAD = 8, /* floats between rows of sums, against bank conflicts */
 };
 
-struct spread_ring {
-    u32 base, stage_bytes, full, empty, n_stages;
-    u32 stage, parity;
-
-    DEVICE_METHOD void next(void) {
-        if (++stage < n_stages) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
-
 /* A block's part: rows of W from n, of x from row to end, blocks of K from first. */
 struct spread_work {
     u32 n, row, end, first, n_blocks;
@@ -87,7 +76,7 @@ DEVICE void spread_copy_weights(const struct sm90_gemm &g, u32 n, u32 block, u32
 /* One warp.  Weights depend on no kernel: the first come before the kernel before is done. */
 template <int N>
 DEVICE void spread_copy(const struct sm90_map *map, const struct sm90_gemm &g,
-                        const struct spread_work &w, struct spread_ring ring) {
+                        const struct spread_work &w, struct gemm_ring ring) {
     /* Read once, they leave L2 to what is read again. */
     const u64 policy = g.n_row_tiles == 1 ? sm90_policy_evict_first() : sm90_policy_normal();
     const u32 n_early = min(ring.n_stages, w.n_blocks);
@@ -106,42 +95,6 @@ DEVICE void spread_copy(const struct sm90_map *map, const struct sm90_gemm &g,
             sm90_copy_tile(to + N * ROW_BYTES, map, (w.first + b) * SM90_GEMM_BLOCK, w.row, full);
         ring.next();
     }
-}
-
-/* c = chain(+0, ..), of one warpgroup: EACH times 64 rows of x, from the part-th 64 on. */
-template <int N, int EACH>
-DEVICE void spread_chain(float (&c)[EACH][N / 2], u32 n_blocks, struct spread_ring ring, u32 part,
-                         u32 releases) {
-    constexpr u32 part_bytes = SPREAD_WG_ROWS * ROW_BYTES;
-    const u32 w0 = sm90_descriptor_low(ring.base, 16);
-    const u32 x0 = sm90_descriptor_low(ring.base + N * ROW_BYTES + part * part_bytes, 16);
-    u32 old = 0; /* the stage before, to be given back */
-
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) sm90_pin(c[i]);
-    for (u32 b = 0; b < n_blocks; b++) {
-        const u32 w = w0 + ring.stage * (ring.stage_bytes / 16);
-        const u32 x = x0 + ring.stage * (ring.stage_bytes / 16);
-
-        sm90_barrier_wait(ring.full + 8 * ring.stage, ring.parity);
-        sm90_wgmma_fence();
-#pragma unroll
-        for (u32 k = 0; k < 4; k++)
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++)
-                sm90_wgmma<N>::run(c[i], sm90_descriptor(x + i * (part_bytes / 16) + 2 * k, 1024),
-                                   sm90_descriptor(w + 2 * k, 1024), k || b);
-        sm90_wgmma_commit();
-        /* The stage before has been read; this one may still be. */
-        sm90_wgmma_wait<1>();
-        sm90_barrier_arrive_if(old, b ? releases : 0);
-        old = ring.empty + 8 * ring.stage;
-        ring.next();
-    }
-    sm90_wgmma_wait<0>();
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) sm90_pin(c[i]);
-    /* Nobody waits for the last ones: the ring is not filled again. */
 }
 
 /* A warp's 16 rows of x, as [row of x][N + SPREAD_PAD]. */
@@ -163,10 +116,13 @@ DEVICE void spread_park(const float (&c)[N / 2], float *sums, u32 row, u32 heigh
 
 template <int N, int EACH>
 DEVICE void spread_sums(const struct sm90_gemm &g, const struct spread_work &w,
-                        const struct spread_ring &ring, float *sums, u32 part, u32 n_compute) {
+                        struct gemm_ring ring, float *sums, u32 part, u32 n_compute) {
+    constexpr u32 part_bytes = SPREAD_WG_ROWS * ROW_BYTES;
     float c[EACH][N / 2] = {};
 
-    spread_chain<N, EACH>(c, w.n_blocks, ring, part, threadIdx.x % 32 == 0);
+    gemm_chain<N, EACH, part_bytes>(c, w.n_blocks, ring,
+                                    ring.base + N * ROW_BYTES + part * part_bytes, ring.base,
+                                    threadIdx.x % 32 == 0);
     /* The ring is idle, but another warpgroup may still read its last stage. */
     sm90_named_sync(1, n_compute);
 #pragma unroll
@@ -256,7 +212,7 @@ DEVICE void spread_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     const u32 each = n_parts > SPREAD_WGS ? SPREAD_EACH : 1, n_wgs = min(n_parts, (u32)SPREAD_WGS);
     const struct spread_work w = spread_work<N>(g, rank);
     unsigned char *aligned = spread_dynamic + (-sm90_shared(spread_dynamic) & 1023);
-    const struct spread_ring ring = {sm90_shared(aligned),
+    const struct gemm_ring ring = {sm90_shared(aligned),
                                      (N + n_parts * SPREAD_WG_ROWS) * ROW_BYTES,
                                      sm90_shared(barriers[0]),
                                      sm90_shared(barriers[1]),

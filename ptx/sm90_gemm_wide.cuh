@@ -88,42 +88,6 @@ DEVICE void wide_copy(const struct sm90_map *map, const struct sm90_gemm &g,
         }
 }
 
-/* c = chain(+0, ..), of one warpgroup: EACH times 64 rows of W. */
-template <int N, int STAGES, int EACH>
-DEVICE void wide_chain(float (&c)[EACH][N / 2], u32 n_blocks, struct wide_ring<N, STAGES> &ring,
-                       u32 wg, u32 releases) {
-    constexpr u32 wg_bytes = WIDE_WG_ROWS * ROW_BYTES;
-    const u32 w0 = sm90_descriptor_low(ring.base + wg * EACH * wg_bytes, 16);
-    const u32 x0 = sm90_descriptor_low(ring.base + WIDE_W_BYTES, 16);
-    u32 old = 0; /* the stage before, to be given back */
-
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) sm90_pin(c[i]);
-    for (u32 b = 0; b < n_blocks; b++) {
-        const u32 w = w0 + ring.stage * (ring.stage_bytes / 16);
-        const u32 x = x0 + ring.stage * (ring.stage_bytes / 16);
-
-        sm90_barrier_wait(ring.full + 8 * ring.stage, ring.parity);
-        sm90_wgmma_fence();
-#pragma unroll
-        for (u32 k = 0; k < 4; k++)
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++)
-                sm90_wgmma<N>::run(c[i], sm90_descriptor(w + i * (wg_bytes / 16) + 2 * k, 1024),
-                                   sm90_descriptor(x + 2 * k, 1024), k || b);
-        sm90_wgmma_commit();
-        /* The stage before has been read; this one may still be. */
-        sm90_wgmma_wait<1>();
-        sm90_barrier_arrive_if(old, b ? releases : 0);
-        old = ring.empty + 8 * ring.stage;
-        ring.next();
-    }
-    sm90_wgmma_wait<0>();
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) sm90_pin(c[i]);
-    sm90_barrier_arrive_if(old, releases);
-}
-
 /* Two adjacent values of one row of the output. */
 DEVICE void wide_put(const struct sm90_gemm &g, u32 row, u32 column, u32 pair) {
     u32 *to = (u32 *)((u16 *)g.out + (u64)row * g.out_stride + column);
@@ -218,6 +182,7 @@ DEVICE void wide_run(const struct sm90_map *map, const struct sm90_gemm &g) {
         sm90_wait_previous(); /* who has no work, too */
     } else {
         constexpr int each = WIDE_ROWS / WIDE_WG_ROWS / WGS;
+        constexpr u32 wg_bytes = WIDE_WG_ROWS * ROW_BYTES;
 
         if constexpr (WGS == 4) sm90_take_registers<112>();
         if constexpr (WGS == 2) sm90_take_registers<240>();
@@ -226,7 +191,9 @@ DEVICE void wide_run(const struct sm90_map *map, const struct sm90_gemm &g) {
             const u32 row = t % g.n_row_tiles * g.height;
             float c[each][N / 2] = {};
 
-            wide_chain<N, STAGES, each>(c, g.n_blocks, ring, warp / 4, threadIdx.x % 32 == 0);
+            gemm_chain<N, each, wg_bytes>(c, g.n_blocks, ring,
+                                          ring.base + warp / 4 * each * wg_bytes,
+                                          ring.base + WIDE_W_BYTES, threadIdx.x % 32 == 0);
 #pragma unroll
             for (u32 i = 0; i < each; i++)
                 wide_store<N>(c[i], g,

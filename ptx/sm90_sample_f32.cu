@@ -56,20 +56,7 @@ static __device__ inline bool wants_more(const batch_want &want) {
     return want.n_top != BATCH_NO_WANT && (want.n_top > 0 || want.temperature != 0.0f);
 }
 
-// num_exp2 where it takes no branch and rounds no subnormal: -125 <= x <= 100.
-static __device__ inline float exp2_plain(float x) {
-    const float shifted = x + 0x1.8p23f, f = x - (shifted - 0x1.8p23f);
-    float p = num_fma(0x1.44138ap-13f, f, 0x1.5f0890p-10f);
-
-    p = num_fma(p, f, 0x1.3b2a54p-7f);
-    p = num_fma(p, f, 0x1.c6af6cp-5f);
-    p = num_fma(p, f, 0x1.ebfbe0p-3f);
-    p = num_fma(p, f, 0x1.62e430p-1f);
-    p = num_fma(p, f, 1.0f);
-    return num_from_bits(num_bits(p) + (num_bits(shifted) << 23));
-}
-
-// A group whose logits are all there and within the range of exp2_plain, or nothing: false.
+// A group whose logits are all there and within the range of num_exp2_plain, or nothing: false.
 static __device__ inline bool sum_plain(const work &w, unsigned row, unsigned group,
                                         float (&v)[VALUES]) {
     const unsigned lane = threadIdx.x % 32, chunk = group * SM90_SAMPLE_GROUP + lane / 4;
@@ -94,7 +81,7 @@ static __device__ inline bool sum_plain(const work &w, unsigned row, unsigned gr
 
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            e[k] = exp2_plain(num_fma(v[4 * i + k], NUM_LOG2E, -exponent));
+            e[k] = num_exp2_plain(num_fma(v[4 * i + k], NUM_LOG2E, -exponent));
         sums[i] = (e[0] + e[1]) + (e[2] + e[3]);
     }
     all = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
@@ -242,6 +229,7 @@ static __device__ inline void arrive(const work &w, unsigned row, unsigned n) {
     if (threadIdx.x % 32 == 0) before = sm90_count_by(&w.counts[row], n);
     before = __shfl_sync(~0u, before, 0);
     if (before + n != w.n_groups || wants_more(w.wants[row])) return;
+    __syncwarp(); // a shuffle orders no memory: what lane 0 saw counted
     sm90_fence_counted();
     end_row(w, row);
 }

@@ -14,7 +14,6 @@ enum {
     COPY_THREADS = 64,   /* of sm90_gemm_bf16_few* */
     SCALE_THREADS = 128, /* of sm90_gemm_bf16_normed* */
     ROW_STAGES_MAX = 8,
-    NORMED_WIDTH_MAX = 16, /* the widest that norms its rows */
     /* Rings of two kernels that follow each other share a multiprocessor, so that they overlap; those
      * of two blocks of a product that norms its rows do not, which keeps these one a multiprocessor
      * whatever ends first. */
@@ -42,6 +41,17 @@ struct cuda_gemm {
     CUfunction pack;
     CUfunction entries[CUDA_GEMM_END];
 };
+
+/* Of few rows, by so many blocks of a cluster; by one it is the most. */
+static uint32_t ring_bytes(enum cuda_gemm_kernel kernel, uint32_t n_ranks) {
+    const uint32_t width = cuda_gemm_kinds[kernel].width;
+
+    if (is_normed(kernel)) return RING_BYTES_NORMED;
+    if (width > 64) return RING_BYTES_ALONE;
+    return width <= cuda_gemm_kinds[CUDA_GEMM_NORMED16].width && n_ranks > 1 ? RING_BYTES_CUT
+                                                                             : RING_BYTES;
+}
+
 static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
     const uint32_t rows = SM90_GEMM_MANY_TOKENS + cuda_gemm_kinds[kernel].width;
 
@@ -72,10 +82,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
     for (uint32_t i = 0; r == 0 && i < CUDA_GEMM_END; i++) {
         uint32_t n_bytes = 0;
 
-        if (is_few(i) || is_normed(i))
-            n_bytes = ALIGN_BYTES + (i == CUDA_GEMM_FEW128 ? RING_BYTES_ALONE
-                                     : is_normed(i)        ? RING_BYTES_NORMED
-                                                           : RING_BYTES);
+        if (is_few(i) || is_normed(i)) n_bytes = ALIGN_BYTES + ring_bytes(i, 1);
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
         if (is_wide(i)) n_bytes = shared_bytes_wide(i);
@@ -148,14 +155,6 @@ static int encode(struct cuda_gemm *g, const struct cuda_gemm_args *a, uint32_t 
         "a map of activations", e);
 }
 
-static uint32_t ring_bytes(enum cuda_gemm_kernel kernel, uint32_t n_ranks) {
-    const uint32_t width = cuda_gemm_kinds[kernel].width;
-
-    if (is_normed(kernel)) return RING_BYTES_NORMED;
-    if (width > 64) return RING_BYTES_ALONE;
-    return width <= NORMED_WIDTH_MAX && n_ranks > 1 ? RING_BYTES_CUT : RING_BYTES;
-}
-
 /* Stages of both rings. */
 static void plan_rings(struct sm90_gemm *p, uint32_t width, uint32_t budget) {
     const uint32_t weight_block = p->tile * ROW_BYTES, row_block = width * ROW_BYTES;
@@ -216,6 +215,8 @@ static int run_few(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
             n_wgs * 64 * ROW_BYTES;
     part = p->n_ranks > 1 ? width * (p->tile + PART_PAD) * 4 : 0;
     launch.shared_bytes = ALIGN_BYTES + max_u32(ring, max_u32(reach, part));
+    /* No two of these on a multiprocessor, however short their rings are. */
+    if (is_normed(kernel)) launch.shared_bytes = ALIGN_BYTES + RING_BYTES_NORMED;
     r = encode(g, a, p->height, &map, e);
     if (r < 0) return r;
     if (is_normed(kernel)) norm = *a->norm;
@@ -379,7 +380,8 @@ int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct er
     struct cuda_gemm_args args = *a;
 
     if (a->norm) return cuda_gemm_run_by(g, cuda_gemm_choose_normed(a->n_rows), a, e);
-    /* With fewer multiprocessors, blocks that wait for each other might not all find a place. */
+    /* With fewer multiprocessors, or a part of them, blocks that wait for each other might not all
+     * find a place, nor a cluster of four. */
     if (g->driver->n_own < UNITS) args.n_splits = 1;
     return cuda_gemm_run_by(g, cuda_gemm_choose_so(a->w, a->n_rows, a->segments, args.n_splits),
                             &args, e);

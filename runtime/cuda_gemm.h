@@ -49,7 +49,8 @@ struct cuda_gemm_args {
     uint32_t n_rows;
     uint32_t segments;        /* of K: 1, 2, 4, 8 or 16 */
     enum sm90_gemm_form form; /* SM90_GEMM_SILU with `turns` alone, TURNED with head_dim */
-    uint32_t n_splits;        /* shares of the segments, of SPLIT128: 2 or 4; 0: the fastest */
+    uint32_t n_splits;        /* shares of the segments, of SPLIT128: 2 or 4; 0: the fastest; 1 by
+                                 cuda_gemm_run: by no blocks of several multiprocessors */
     uint32_t pairs;           /* of many rows: enum cuda_gemm_pairs; 0: the fastest */
     bool overlap; /* start beside the kernel before, which need not know: we wait for it */
     bool late;    /* with norm or turn: the next one may start at our last tile, not at once */

@@ -305,7 +305,7 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
         struct cuda_gemm_way way;
         uint64_t cycles;
 
-        if (!cuda_gemm_can(k, w, segments)) continue;
+        if (!cuda_gemm_can(k, w, segments) || (is_spread(k) && n_splits == 1)) continue;
         /* A kernel more, which reads and writes all there is, costs more than any of these differ. */
         if (w->head_dim && segments == 1 && !cuda_gemm_turns(k, w, segments)) continue;
         cycles = is_four(k)     ? four_cycles(k, w, n_rows, segments)

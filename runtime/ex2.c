@@ -39,17 +39,7 @@ float ex2_exact(float x) {
 }
 
 float ex2_near(float x) {
-    float shifted = x + 0x1.8p23f;
-    float f = x - (shifted - 0x1.8p23f);
-    float p = num_fma(0x1.44138ap-13f, f, 0x1.5f0890p-10f);
-
-    p = num_fma(p, f, 0x1.3b2a54p-7f);
-    p = num_fma(p, f, 0x1.c6af6cp-5f);
-    p = num_fma(p, f, 0x1.ebfbe0p-3f);
-    p = num_fma(p, f, 0x1.62e430p-1f);
-    p = num_fma(p, f, 1.0f);
-    /* The integer part, in the low bits of shifted, goes to the exponent. */
-    return num_from_bits(num_bits(p) + (num_bits(shifted) << 23));
+    return num_exp2_plain(x);
 }
 
 uint16_t ex2_bf16(float x) {

@@ -236,8 +236,10 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     const enum family family = family_of(l->name, &width);
     const struct sm90_gemm *p = l->params[family == ANY ? 0 : 1];
 
-    (void)d, (void)e;
+    (void)e;
     now.n_launches[family]++;
+    CHECK(d->n_own > 0 || (family != SPLIT && family != SPREAD)); /* no place is promised */
+    CHECK(family != NORMED || 2 * l->shared_bytes > SHARED_MAX);  /* one a multiprocessor */
     CHECK(l->shared_bytes <= now.shared_bytes[(uintptr_t)l->entry - 1]);
     CHECK(l->shared_bytes <= SHARED_MAX);
     CHECK(p->late == now.args->late);

@@ -1363,6 +1363,41 @@ static void test_attention_places(void **state) {
     }
 }
 
+/* Blocks that choose tokens wait for each other: they are no more than have a place, and where none
+ * is promised a row has one block. */
+static void test_sampling_places(void **state) {
+    enum { GROUPS = 5, UNITS_FEW = 3 };
+    static const struct {
+        int n_units, mps;
+        uint32_t n_rows, want;
+    } cases[] = {
+        {132, 0, 1, GROUPS},  {132, 0, 2, 2 * GROUPS},      {132, 1, 1, 1},
+        {132, 1, 2, 2},       {UNITS_FEW, 0, 1, UNITS_FEW}, {UNITS_FEW, 0, 2, UNITS_FEW},
+        {UNITS_FEW, 1, 2, 2},
+    };
+    const struct schedule s = schedule_canonical();
+    struct model m = small_model;
+
+    (void)state;
+    m.vocab = GROUPS * 1024 - 100;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct device_batch b = small_batch(0);
+        struct device *dev;
+        struct err e;
+
+        cuda->n_units = cases[i].n_units;
+        cuda->mps = cases[i].mps;
+        assert_int_equal(open_device(&dev, &e), 0);
+        assert_int_equal(dev->ops->load(dev, &m, NULL, &small_limits, &e), 0);
+        assert_int_equal(dev->ops->upload(dev, &b, &e), 0);
+        assert_int_equal(dev->ops->head(dev, 0, cases[i].n_rows, &s, &e), 0);
+        assert_int_equal(dev->ops->sample(dev, 0, cases[i].n_rows, &e), 0);
+        assert_int_equal(dev->ops->wait(dev, &e), 0);
+        assert_int_equal(cuda->n_sampling, cases[i].want);
+        dev->ops->close(dev);
+    }
+}
+
 /* ---- attention's plan ---- */
 
 enum { PLAN_ROWS = 600 };
@@ -1565,6 +1600,7 @@ int main(void) {
         CASE(test_graphs),
         CASE(test_launches),
         CASE(test_layer_launches),
+        CASE(test_sampling_places),
         CASE(test_page_tables),
         CASE(test_filled_up),
         CASE(test_layout),

@@ -78,6 +78,8 @@ static void test_exp2(void **state) {
 
         if (error > worst) worst = error;
         assert_true(num_exp2(-x) <= 1.0f); /* the weights of SPEC 2.11 rely on it */
+        if (x <= 125.0f) assert_int_equal(num_bits(num_exp2_plain(-x)), num_bits(num_exp2(-x)));
+        if (x <= 100.0f) assert_int_equal(num_bits(num_exp2_plain(x)), num_bits(num_exp2(x)));
         if (x >= 128.0f) continue;
         error = ulps(num_exp2(x), exp2l((long double)x));
         if (error > worst) worst = error;

@@ -44,6 +44,7 @@ static const char kernel[] =
     "    s += num_from_bits(num_bits(a) ^ num_bits(NUM_NAN) ^ num_bits(NUM_INFINITY));\n"
     "    s += num_fma(a, b, s) + num_sqrt(a) + num_min(a, b) + num_max(a, b);\n"
     "    s += num_from_bf16(num_to_bf16(b)) + num_pow2((int)n[i]) + a / b;\n"
+    "    s += num_exp2_part(a) + num_exp2_plain(b);\n"
     "    s += num_exp2(a) + num_log2(b) + num_exponential(n[i]) + num_silu(a);\n"
     "    unsigned word[4];\n"
     "\n"

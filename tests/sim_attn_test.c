@@ -202,12 +202,11 @@ static void run_row(const struct row *row, uint32_t regime, uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-    const char *asked = getenv("LLM42_SIM_SEED");
-    const uint64_t seed = asked ? strtoull(asked, NULL, 0) : 1;
+    uint64_t seed;
     struct err e = {""};
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = sim_seed_asked();
     GPU_CHECK(cpu_pool_open(1, &pool, &e));
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const unsigned before = n_failed;

@@ -402,11 +402,9 @@ static void test_turned(const struct turned *t, size_t number) {
 }
 
 int main(void) {
-    const char *asked = getenv("LLM42_SIM_SEED");
     struct err e = {""};
 
-    if (asked) seed = (uint32_t)strtoul(asked, NULL, 0);
-    printf("seed %u\n", seed);
+    seed = (uint32_t)sim_seed_asked();
     driver.n_units = driver.n_own = 132;
     driver.cuda.cuMemAlloc_v2 = take_bytes;
     driver.cuda.cuMemFree_v2 = give_bytes;

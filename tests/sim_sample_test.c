@@ -204,10 +204,8 @@ int main(void) {
         {49152, 1, 7, 9},  {49152, 14, 4, 99}, {49152, 6, 2, 2},    {128256, 1, 9, 9},
         {128256, 2, 2, 1}, {128256, 14, 8, 8}, {131073, 14, 3, 99}, {262145, 3, 2, 3},
     };
-    const char *asked = getenv("LLM42_SIM_SEED");
 
-    if (asked) seed = (uint32_t)strtoul(asked, NULL, 0);
-    printf("seed %u\n", seed);
+    seed = (uint32_t)sim_seed_asked();
     sim_seed(seed);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         run(cases[i].vocab, cases[i].n_rows, cases[i].n_blocks, cases[i].drawn_of);

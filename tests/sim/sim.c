@@ -72,6 +72,14 @@ void sim_seed(uint64_t seed) {
     sim.random = seed * 0x9e3779b97f4a7c15ull + 1;
 }
 
+uint64_t sim_seed_asked(void) {
+    const char *asked = getenv("LLM42_SIM_SEED");
+    const uint64_t seed = asked ? strtoull(asked, NULL, 0) : 1;
+
+    printf("seed %llu\n", (unsigned long long)seed);
+    return seed;
+}
+
 uint32_t sim_random(void) {
     uint64_t x;
 

@@ -63,6 +63,9 @@ struct sim_map {
 /* The same seed, the same order of everything. */
 void sim_seed(uint64_t seed);
 
+/* What LLM42_SIM_SEED says, else 1; and says so. */
+uint64_t sim_seed_asked(void);
+
 bool sim_has(const char *name);
 
 /* Runs all blocks to their end. */
