@@ -329,6 +329,17 @@ assert len(a) == 2 and a[0] != a[1]
 assert f'<td>{m(a):.5g} <small>{min(a):.5g} to {max(a):.5g}</small></td>' in page
 assert f'<td>{m(a) / m(n):.3f}</td>' in page
 EOF
+# What a session on a GPU gives its daemons: without a cache each start compiles all kernels.
+printf '#!/bin/sh\necho "$@"\n' >"$dir/says"
+chmod +x "$dir/says"
+for part in join sharegpt workloads long online; do
+    expect 0 "exit 0" env BENCH="$dir/says" tools/experiments "$dir/session" "$part" 60
+    for words in engine.max_requests=256 engine.kv_tokens=600000 model.random_seed=1 \
+        "engine.kernel_cache=$dir/session/cache" '--device cuda'; do
+        n=$((n + 1))
+        tail -1 "$dir/session/log.txt" | grep -qF -- "$words" || fail "$part without $words"
+    done
+done
 if gnuplot --version >/dev/null 2>&1; then
     expect 0 "x/index.html" "$bench" report "$dir/x"
     expect 0 "well formed" well_formed "$dir"/x/*.svg "$dir/x/index.html"
