@@ -33,6 +33,13 @@ enum sm90_gemm_form {
     SM90_GEMM_TURNED, /* q, k and v, rotated and stored (SPEC 2.6): sm90_gemm_turned.cuh */
 };
 
+/* When the next kernel may start, at the latest of all blocks. */
+enum sm90_gemm_next {
+    SM90_GEMM_NEXT_AT_ONCE,
+    SM90_GEMM_NEXT_LAST_TILE, /* as the block's last products are there */
+    SM90_GEMM_NEXT_BEHIND,    /* as the block ends */
+};
+
 /* Of SM90_GEMM_TURNED, as sm90_rotary_bf16 has them; heads of q and k in turns of eight rows, of the
  * first half and of the second. */
 struct sm90_gemm_turn {
@@ -69,8 +76,7 @@ struct sm90_gemm {
     unsigned share_x;  /* the blocks of a pair share x, not the weights */
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
 
-    unsigned late; /* the next kernel may start at a block's last tile, not at its beginning: of
-                      sm90_gemm_bf16_normed* and of SM90_GEMM_TURNED */
+    unsigned next; /* enum sm90_gemm_next, of sm90_gemm_bf16_normed* and of SM90_GEMM_TURNED */
     struct sm90_gemm_turn turn;
 };
 

@@ -471,7 +471,8 @@ DEVICE void few_compute_whole(const struct sm90_gemm &g, const struct few_work &
             few_chain<N, 2>(c, g, w, weights, rows, wg, releases);
         else
             few_chain<N, 1>(c, g, w, weights, rows, wg, releases);
-        if (g.late && t + w.step >= w.n_tiles && threadIdx.x == 0) sm90_launch_next();
+        if (g.next == SM90_GEMM_NEXT_LAST_TILE && t + w.step >= w.n_tiles && threadIdx.x == 0)
+            sm90_launch_next();
         if (!TURNED)
             few_store<N>(c, g, t, warp);
         else if (mine)
@@ -508,7 +509,7 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
             sm90_barrier_init(rows.empty + 8 * i, n_compute / 32);
         }
         sm90_barrier_init_done();
-        if (!g.late) sm90_launch_next();
+        if (g.next == SM90_GEMM_NEXT_AT_ONCE) sm90_launch_next();
     }
     __syncthreads(); /* nobody touches a barrier before it is made */
 

@@ -561,7 +561,8 @@ DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room
         const struct many_tile t = many_tile<N>(g, i, rank);
         const u32 row = t.row + wg * WG_ROWS + warp * WARP_ROWS;
 
-        if (g.late && threadIdx.x == 384 - COMPUTE_THREADS && i + gridDim.x / RANKS >= n_tiles)
+        if (g.next == SM90_GEMM_NEXT_LAST_TILE && threadIdx.x == 384 - COMPUTE_THREADS &&
+            i + gridDim.x / RANKS >= n_tiles)
             sm90_launch_next();
         if constexpr (SPLIT) {
             if (g.n_splits == 2)
@@ -599,7 +600,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
             sm90_barrier_init(empty + 8 * i, RANKS * n_compute);
         }
         sm90_barrier_init_done();
-        if (!g.late) sm90_launch_next();
+        if (g.next == SM90_GEMM_NEXT_AT_ONCE) sm90_launch_next();
     }
     sm90_cluster_sync(); /* the peer's barriers are made, too */
 

@@ -201,7 +201,7 @@ DEVICE void normed_run(const struct sm90_map *map, const struct sm90_gemm &g,
         sm90_barrier_init_done();
         sm90_barrier_expect(norm_full, 2 * g.n_k);
         sm90_copy(norm, (const void *)n.weight, 2 * g.n_k, norm_full);
-        if (!g.late) sm90_launch_next();
+        if (g.next == SM90_GEMM_NEXT_AT_ONCE) sm90_launch_next();
     }
     __syncthreads(); /* nobody touches a barrier before it is made */
 

@@ -354,7 +354,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
         .n_blocks = a->w->n_blocks,
         .segments = a->segments,
         .form = a->form,
-        .late = a->late,
+        .next = a->next,
     };
 
     ASSERT(a->d_x % 16 == 0 && a->d_out % 16 == 0 && a->w->d_image % ALIGN_BYTES == 0);
@@ -364,7 +364,7 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     ASSERT(a->form != SM90_GEMM_SILU || a->w->turns);
     ASSERT((a->form == SM90_GEMM_TURNED) == (a->turn != NULL));
     ASSERT(!a->turn || cuda_gemm_turns(kernel, a->w, a->segments));
-    ASSERT(!a->late || a->turn || a->norm); /* others do not look at it */
+    ASSERT(a->next == SM90_GEMM_NEXT_AT_ONCE || a->turn || a->norm); /* others do not look at it */
     ASSERT(is_normed(kernel) == (a->norm != NULL));
     if (a->n_rows == 0) return 0;
     if (a->turn) p.turn = *a->turn;

@@ -53,7 +53,7 @@ struct cuda_gemm_args {
                                  cuda_gemm_run: by no blocks of several multiprocessors */
     uint32_t pairs;           /* of many rows: enum cuda_gemm_pairs; 0: the fastest */
     bool overlap; /* start beside the kernel before, which need not know: we wait for it */
-    bool late;    /* with norm or turn: the next one may start at our last tile, not at once */
+    enum sm90_gemm_next next; /* with norm or turn; else at once */
 };
 
 /* What the two blocks of a pair have in common, where rows are many. */

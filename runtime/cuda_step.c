@@ -185,7 +185,9 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     if (normed || cuda_gemm_can_turn(&l->qkv, d->n_launch, s->qkv)) {
         args.form = SM90_GEMM_TURNED;
         args.turn = &t;
-        args.late = d->n_launch > ATTEND_EARLY_ROWS || l->qkv.n_bytes < ATTEND_EARLY_BYTES;
+        args.next = d->n_launch <= ATTEND_EARLY_ROWS && l->qkv.n_bytes >= ATTEND_EARLY_BYTES
+                        ? SM90_GEMM_NEXT_AT_ONCE
+                        : SM90_GEMM_NEXT_LAST_TILE;
     }
     if (normed) {
         args.d_x = d->x;
