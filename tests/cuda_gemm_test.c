@@ -242,7 +242,7 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     CHECK(family != NORMED || 2 * l->shared_bytes > SHARED_MAX);  /* one a multiprocessor */
     CHECK(l->shared_bytes <= now.shared_bytes[(uintptr_t)l->entry - 1]);
     CHECK(l->shared_bytes <= SHARED_MAX);
-    CHECK(p->late == now.args->late);
+    CHECK(p->next == (uint32_t)now.args->next);
     CHECK(p->turn.head_dim == (p->form == SM90_GEMM_TURNED ? now.args->w->head_dim : 0));
     if (p->form == SM90_GEMM_TURNED) {
         CHECK(family == FEW || family == NORMED || family == MANY);
@@ -310,7 +310,7 @@ static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cud
     assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
     d->n_own = UNITS;
     a.d_squares = 0;
-    a.late = a.n_rows % 2 > 0;
+    a.next = (enum sm90_gemm_next)(a.n_rows % 3);
     if (a.w->head_dim) {
         a.form = SM90_GEMM_TURNED;
         a.turn = &turn;
