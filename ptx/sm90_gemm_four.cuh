@@ -106,6 +106,7 @@ DEVICE void four_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
             const u32 to = ring + stage.index * shared::stage_bytes;
 
             sm90_barrier_wait(empty + 8 * stage.index, stage.parity ^ 1);
+            __syncwarp(); /* a lane without a piece must not miss a round */
             if (i != blockIdx.x || b >= n_early)
                 four_copy_weights<N>(g, t.n, first + b, to, full + 8 * stage.index);
             if (threadIdx.x % 32 == 0)

@@ -186,6 +186,7 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
             const u32 to = ring + stage.index * shared::stage_bytes;
 
             sm90_barrier_wait(empty + 8 * stage.index, stage.parity ^ 1);
+            __syncwarp(); /* a lane without a piece must not miss a round */
             if (b >= n_early)
                 many_copy_weights<N>(g, piece, to, full + 8 * stage.index, policy);
             many_copy_rows(map, g, rank, first + b, t.row, to, full + 8 * stage.index);

@@ -90,6 +90,7 @@ DEVICE void spread_copy(const struct sm90_map *map, const struct sm90_gemm &g,
         const u32 full = ring.full + 8 * ring.stage;
 
         sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+        __syncwarp(); /* a lane without a piece must not miss a round */
         if (b >= n_early) spread_copy_weights<N>(g, w.n, w.first + b, to, full, policy);
         if (threadIdx.x % 32 == 0)
             sm90_copy_tile(to + N * ROW_BYTES, map, (w.first + b) * SM90_GEMM_BLOCK, w.row, full);

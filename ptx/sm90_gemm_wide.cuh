@@ -79,6 +79,7 @@ DEVICE void wide_copy(const struct sm90_map *map, const struct sm90_gemm &g,
             const u32 full = ring.full + 8 * ring.stage;
 
             sm90_barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            __syncwarp(); /* a lane without a piece must not miss a round */
             if (t != blockIdx.x || b >= n_early)
                 wide_copy_weights(g, t / g.n_row_tiles * WIDE_ROWS, b, to, full, policy);
             if (threadIdx.x % 32 == 0)
