@@ -31,6 +31,7 @@ enum {
     FEW_WG_ROWS = 64, /* rows of W to a warpgroup */
     FEW_STEP = 16,    /* values of K to a step */
     FEW_STEPS = SM90_GEMM_BLOCK / FEW_STEP,
+    FEW_TURNED_ROWS = 64, /* up to so many rows of x to a tile there is SM90_GEMM_TURNED */
     FEW_STEPS_ROWS = 16, /* up to so many rows of x segments may end inside blocks of K */
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
     PART_PAD = 4, /* floats between columns of partial sums, against bank conflicts */
@@ -519,10 +520,11 @@ DEVICE void few_run(const struct sm90_map *map, const struct sm90_gemm &g) {
     } else if (warp == n_compute / 32 + 1) {
         if (threadIdx.x % 32 == 0) few_copy_rows<N>(map, g, w, rows);
         __syncwarp();
-    } else if (g.form == SM90_GEMM_TURNED) {
+    } else if (N <= FEW_TURNED_ROWS && g.form == SM90_GEMM_TURNED) {
         few_places(g, w, places, n_compute);
         sm90_wait_previous(); /* who read `out` and the pages before us is done */
-        few_compute_whole<N, true>(g, w, weights, rows, places, warp, n_compute);
+        if constexpr (N <= FEW_TURNED_ROWS)
+            few_compute_whole<N, true>(g, w, weights, rows, places, warp, n_compute);
     } else {
         const u32 wg = warp / 4, releases = threadIdx.x % 32 == 0;
         float c[N / 2] = {0};

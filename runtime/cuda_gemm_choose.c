@@ -19,6 +19,7 @@ enum {
     FOUR_ROUND_CYCLES = 28, /* a row of W to a tile */
     SPREAD_CLUSTERS = 29,   /* of four that always find a place at once */
     SPREAD_CYCLES = 4000,   /* of four blocks that add up their sums */
+    SPREAD_ROWS_MAX = 192,  /* of more, two pairs of blocks to a tile are measured faster */
 };
 
 const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
@@ -260,7 +261,7 @@ static uint64_t spread_cycles(enum cuda_gemm_kernel kernel, const struct cuda_ge
     const uint32_t hbm = hbm_cycles(width, min_u32(n_tiles, SPREAD_CLUSTERS) * SPREAD);
     const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_parts * 2 * width, hbm));
 
-    if (n_rows > SM90_GEMM_SPREAD_TOKENS) return UINT64_MAX;
+    if (n_rows > SPREAD_ROWS_MAX) return UINT64_MAX;
     return (uint64_t)ceil_div(n_tiles, SPREAD_CLUSTERS) *
            (w->n_blocks / SPREAD * block + ROUND_CYCLES + SPREAD_CYCLES);
 }
@@ -347,13 +348,15 @@ bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint3
            cuda_gemm_can(cuda_gemm_choose_normed(n_rows), w, segments);
 }
 
-/* Of one segment.  The kernel by hand does not know the form, beside a tree there are no registers, and
- * WIDE* are chosen for no model's q, k and v. */
+/* Of one segment.  The kernel by hand does not know the form, FEW128 would hold attention up by more
+ * than a launch takes (docs/performance.md), beside a tree there are no registers, and WIDE* are
+ * chosen for no model's q, k and v. */
 bool cuda_gemm_turns(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                      uint32_t segments) {
     if (!w->head_dim || segments > 1) return false;
     if (is_many(kernel)) return many_tree(kernel) == 1;
-    return is_normed(kernel) || (is_few(kernel) && kernel != CUDA_GEMM_FEW8);
+    return is_normed(kernel) ||
+           (is_few(kernel) && kernel != CUDA_GEMM_FEW8 && kernel != CUDA_GEMM_FEW128);
 }
 
 bool cuda_gemm_can_turn(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {

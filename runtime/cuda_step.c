@@ -15,9 +15,7 @@ enum {
     NORM_VALUES = 8192, /* of a row in registers */
     NORM_EARLY_MIN = 129,
     NORMED_BYTES_MIN = 8 << 20, /* of weights, of a product that norms its rows */
-    /* Attention may start beside the product before it where that is long and attention short. */
-    ATTEND_EARLY_ROWS = 8,
-    ATTEND_EARLY_BYTES = 16 << 20,
+    LONG_BYTES = 16 << 20,      /* of weights: a product that takes longer than to start a kernel */
     ROTARY_THREADS = 256,
     ROTARY_BLOCKS = 2, /* of a row */
     ATTN_THREADS = 128,
@@ -171,6 +169,17 @@ static int rotate(struct cuda_device *d, CUdeviceptr kv, struct err *e) {
                e);
 }
 
+/* When attention may start beside q, k and v, as measured (docs/performance.md): it has its keys on
+ * their way the sooner, and stands the less evenly. */
+static enum sm90_gemm_next attend_next(uint32_t n_rows, uint64_t n_bytes) {
+    const bool long_ = n_bytes >= LONG_BYTES;
+
+    if (n_rows <= 8) return long_ ? SM90_GEMM_NEXT_AT_ONCE : SM90_GEMM_NEXT_LAST_TILE;
+    if (n_rows <= 16) return long_ ? SM90_GEMM_NEXT_BEHIND : SM90_GEMM_NEXT_AT_ONCE;
+    if (n_rows <= (long_ ? 32 : 64)) return SM90_GEMM_NEXT_AT_ONCE;
+    return SM90_GEMM_NEXT_LAST_TILE;
+}
+
 int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                       struct err *e) {
     const struct cuda_layer *l = &d->layers[layer];
@@ -185,9 +194,7 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     if (normed || cuda_gemm_can_turn(&l->qkv, d->n_launch, s->qkv)) {
         args.form = SM90_GEMM_TURNED;
         args.turn = &t;
-        args.next = d->n_launch <= ATTEND_EARLY_ROWS && l->qkv.n_bytes >= ATTEND_EARLY_BYTES
-                        ? SM90_GEMM_NEXT_AT_ONCE
-                        : SM90_GEMM_NEXT_LAST_TILE;
+        args.next = attend_next(d->n_launch, l->qkv.n_bytes);
     }
     if (normed) {
         args.d_x = d->x;

@@ -408,8 +408,8 @@ static void test_squares(void **state) {
     assert_false(cuda_gemm_can_norm(&w, 1, 1, 512));
 }
 
-/* Who rotates and stores: all that serve the models we know, from nine rows on; not what is cut, nor
- * beside a tree in registers, nor the kernel by hand. */
+/* Who rotates and stores: all that serve the models we know, from nine rows on, but FEW128; not what is
+ * cut, nor beside a tree in registers, nor the kernel by hand. */
 static void test_turns(void **state) {
     static const struct {
         uint32_t n, n_k, head_dim;
@@ -420,7 +420,8 @@ static void test_turns(void **state) {
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
         cuda_gemm_shape_heads(&w, models[i].n, models[i].n_k, 1, models[i].head_dim);
         for (uint32_t n_rows = 1; n_rows <= 4096; n_rows += n_rows < 512 ? 1 : 13) {
-            assert_int_equal(cuda_gemm_can_turn(&w, n_rows, 1), n_rows > 8);
+            assert_int_equal(cuda_gemm_can_turn(&w, n_rows, 1),
+                             n_rows > 8 && cuda_gemm_choose(&w, n_rows, 1) != CUDA_GEMM_FEW128);
             assert_false(cuda_gemm_can_turn(&w, n_rows, 4));
         }
     }
@@ -428,7 +429,7 @@ static void test_turns(void **state) {
     assert_true(cuda_gemm_can_turn(&w, 1800, 1));
     for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
         const bool few =
-            (k >= CUDA_GEMM_FEW16 && k <= CUDA_GEMM_FEW128) || k == CUDA_GEMM_FEW8_NVRTC;
+            (k >= CUDA_GEMM_FEW16 && k <= CUDA_GEMM_FEW64) || k == CUDA_GEMM_FEW8_NVRTC;
         const bool many = k >= CUDA_GEMM_MANY48 && k <= CUDA_GEMM_MANY256 && k != CUDA_GEMM_MANY128;
 
         assert_int_equal(cuda_gemm_turns(k, &w, 1), few || many || k >= CUDA_GEMM_NORMED8);
