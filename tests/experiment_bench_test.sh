@@ -340,6 +340,16 @@ for part in join sharegpt workloads long online; do
         tail -1 "$dir/session/log.txt" | grep -qF -- "$words" || fail "$part without $words"
     done
 done
+# Both forced rates, and not what made-up weights roll back by themselves in its place.
+for part in sharegpt workloads long online; do
+    rm "$dir/session/log.txt"
+    expect 0 "exit 0" env BENCH="$dir/says" tools/experiments "$dir/session" "$part" 60
+    for ppm in 3000 5000; do
+        n=$((n + 1))
+        grep 'paper+mismatch' "$dir/session/log.txt" |
+            grep -qE -- "--mismatches ([0-9]+,)*$ppm( |,|$)" || fail "$part without $ppm of a million"
+    done
+done
 if gnuplot --version >/dev/null 2>&1; then
     expect 0 "x/index.html" "$bench" report "$dir/x"
     expect 0 "well formed" well_formed "$dir"/x/*.svg "$dir/x/index.html"

@@ -16,7 +16,8 @@
 
 enum {
     BENCH_REQUESTS_MAX = 100000,
-    BENCH_WAIT_MS = 600000, /* without an event for so long, the daemon counts as stuck */
+    BENCH_WAIT_MS = 600000,    /* without an event for so long, the daemon counts as stuck.. */
+    BENCH_WAIT_GPU_MS = 60000, /* ..on a GPU, where a step takes milliseconds */
 };
 
 /* Connects and takes the greeting. */

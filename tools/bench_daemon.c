@@ -114,7 +114,7 @@ static void daemon_exec(const struct bench_options *o, const char *const *sets, 
     fd = open(d->log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd >= 0) (void)dup2(fd, STDERR_FILENO);
     (void)setpgid(0, 0);
-    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* it may be deaf to all else, and holds the GPU */
     (void)setenv("NOTIFY_SOCKET", d->notify, 1);
     (void)unsetenv("WATCHDOG_USEC");
     (void)unsetenv("LISTEN_FDS");

@@ -153,6 +153,7 @@ static int load_of(const struct bench_options *o, const struct bench_workload *w
     l.seed = o->seed;
     l.prompts = *prompts;
     l.concurrency = 1;
+    l.wait_ms = bench_load_wait_ms(o->reference_device ? o->reference_device : o->device);
     r = bench_load_room(&l, false);
     if (r == BENCH_OK)
         *out_load = l;

@@ -229,6 +229,7 @@ int bench_workload_load(const struct bench_options *o, const struct bench_worklo
     if (code == BENCH_OK) {
         l.n_cut = w->n_cut;
         l.concurrency = BENCH_FLIGHT_MAX;
+        l.wait_ms = bench_load_wait_ms(o->device);
         l.temperature = o->temperature;
         l.honour_eos = o->honour_eos;
         l.seed = o->seed;

@@ -222,17 +222,37 @@ static int wait_ms(const struct run *r) {
     return left_ns / LATE_NS < SLICE_MS ? (int)((left_ns + LATE_NS - 1) / LATE_NS) : SLICE_MS;
 }
 
+uint32_t bench_load_wait_ms(const char *device) {
+    return strcmp(device, "cuda") == 0 ? BENCH_WAIT_GPU_MS : BENCH_WAIT_MS;
+}
+
+/* How far it came, for whoever looks for what it is that stands still. */
+static int stuck(const struct run *r, uint32_t ms) {
+    uint64_t n_tokens = 0;
+    uint32_t n_begun = 0;
+
+    for (uint32_t i = 0; i < r->n_sent; i++) {
+        n_tokens += r->l->requests[i].n_seen;
+        n_begun += r->l->requests[i].n_seen > 0;
+    }
+    bench_say("the load broke off: no event for %u s; of %u requests %u were sent, %u had a token, "
+              "%u ended, %llu tokens in all",
+              ms / 1000, r->l->n, r->n_sent, n_begun, r->n_sent - r->n_live,
+              (unsigned long long)n_tokens);
+    return BENCH_FAILED;
+}
+
 /* One event, or a while without. */
 static int hear(struct run *r) {
+    const uint32_t most_ms = r->l->wait_ms ? r->l->wait_ms : BENCH_WAIT_MS;
     struct llm42_event e;
     const int code = llm42_io_next(r->io, &e, wait_ms(r));
 
     if (bench_daemon_interrupted()) return BENCH_INTERRUPTED;
     if (code == -ETIMEDOUT || code == -EINTR) {
         if (r->n_live == 0) r->heard_ns = bench_now_ns(); /* nothing is asked of it */
-        if ((bench_now_ns() - r->heard_ns) / 1000000 < BENCH_WAIT_MS) return BENCH_OK;
-        bench_say("the load broke off: no event for %d s", BENCH_WAIT_MS / 1000);
-        return BENCH_FAILED;
+        if ((bench_now_ns() - r->heard_ns) / 1000000 < most_ms) return BENCH_OK;
+        return stuck(r, most_ms);
     }
     if (code < 0 || e.kind == LLM42_BROKEN) {
         bench_say("the load broke off: %s", code < 0 ? strerror(-code) : e.text);

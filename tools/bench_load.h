@@ -45,6 +45,7 @@ struct bench_load {
 
     uint32_t concurrency; /* in flight at once, at most */
     bool timed;           /* each is sent when it is due; else as another ends */
+    uint32_t wait_ms;     /* without an event for so long it breaks off; 0: BENCH_WAIT_MS */
     bool honour_eos;      /* else every output has n_tokens */
     double temperature;
     uint64_t seed; /* and the id is the request's */
@@ -62,6 +63,8 @@ int bench_load_open(uint32_t n, struct bench_load *out_load);
 /* Once lengths stand: room for what will be seen, with `keep` for ids, too. */
 int bench_load_room(struct bench_load *l, bool keep);
 void bench_load_close(struct bench_load *l);
+/* What wait_ms is of a daemon on this device. */
+uint32_t bench_load_wait_ms(const char *device);
 
 /* As the options have it.  Arrivals, lengths and who is deterministic do not depend on each other,
  * so one may be changed and the others stay. */
