@@ -11,6 +11,10 @@
 enum part { QKV, O, GATE_UP, DOWN, HEAD };
 enum kind { DECODE, PROMPT };
 
+/* The shortest prompt that was measured.  Fewer rows than that, behind as many keys, want splits to fill
+ * the GPU: they are not what its lines are of. */
+enum { PROMPT_ROWS_MIN = 512 };
+
 /* Of a product of this shape with so many rows or fewer, down to the line before. */
 struct product {
     enum part part;
@@ -76,6 +80,7 @@ static uint32_t split_keys(const struct model *m, const struct schedule_load *lo
     const enum kind kind = load->n_rows > load->n_seqs ? PROMPT : DECODE;
     const struct split *found = NULL;
 
+    if (kind == PROMPT && load->n_rows < PROMPT_ROWS_MIN) return canonical;
     for (const struct split *p = splits; p->n_heads; p++)
         if (p->kind == kind && p->n_heads == m->n_heads && p->n_kv_heads == m->n_kv_heads &&
             p->head_dim == m->head_dim && load->n_seqs <= p->seqs_max &&

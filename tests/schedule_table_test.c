@@ -51,10 +51,12 @@ static void test_splits(void **state) {
     assert_int_equal(at(4, 4, 1024).split_keys, 256);
     assert_int_equal(at(4, 4, 1025).split_keys, canonical);
     assert_int_equal(at(5, 5, 1024).split_keys, canonical);
-    /* More rows than sequences are a prompt's. */
-    assert_int_equal(at(2, 1, 768).split_keys, 384);
-    assert_int_equal(at(100, 5, 2048).split_keys, 384);
-    assert_int_equal(at(2, 1, 2049).split_keys, canonical);
+    /* More rows than sequences are a prompt's, if they are as many as any that was measured. */
+    assert_int_equal(at(512, 1, 768).split_keys, 384);
+    assert_int_equal(at(600, 5, 2048).split_keys, 384);
+    assert_int_equal(at(512, 1, 2049).split_keys, canonical);
+    assert_int_equal(at(511, 1, 2048).split_keys, canonical);
+    assert_int_equal(at(2, 1, 768).split_keys, canonical);
 }
 
 int main(void) {
