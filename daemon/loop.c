@@ -32,6 +32,7 @@ enum {
     STATUS_MS = 5000,            /* between two STATUS lines */
     EXTEND_MS = 1000,            /* between two requests for more time to stop.. */
     EXTEND_US = 10000000,        /* ..and how much */
+    SLOW_STEP_US = 10000000,     /* after which a step is told of */
     FLUSH_MS = 2000,             /* for the last frames */
     ENGINE_END_MS = 2000,        /* for the step at hand.. */
     ENGINE_END_AT_ONCE_MS = 200, /* ..and when there is no time for it */
@@ -61,7 +62,8 @@ struct loop {
     uint64_t deadline_ms; /* of the phase */
     uint64_t accept_ms;   /* accepting pauses until then; 0: it does not */
     uint64_t status_ms, extend_ms;
-    uint64_t timer_ms; /* when the timer goes off */
+    uint64_t slow_step_us; /* the begin of the one that was told of */
+    uint64_t timer_ms;     /* when the timer goes off */
     uint64_t n_accepted;
     struct conn **conns; /* [config->max_connections] */
     uint32_t *wants;     /* what epoll was told of each */
@@ -302,6 +304,20 @@ static bool phase_step(struct loop *l, uint64_t ms) {
     return idle || ms >= l->deadline_ms;
 }
 
+/* Once for each step that the device does not end: the engine thread waits for it and can say nothing. */
+static void tell_slow_step(struct loop *l, uint64_t us) {
+    struct engine_stats t;
+
+    engine_stats_get(l->serve.engine, &t);
+    if (t.step_us == 0 || t.step_us == l->slow_step_us || us < t.step_us + SLOW_STEP_US) return;
+    l->slow_step_us = t.step_us;
+    log_line(LOG_AT_WARNING,
+             "a step of %" PRIu64 " rows has not ended for %d s: %" PRIu64
+             " steps before it, %" PRIu64 " requests run, %" PRIu64 " wait",
+             t.step_rows, SLOW_STEP_US / 1000000, t.steps_canonical + t.steps_tuned, t.running,
+             t.waiting);
+}
+
 static void tell_systemd(struct loop *l, uint64_t ms) {
     char text[160];
 
@@ -385,6 +401,7 @@ static void turn(struct loop *l) {
         if (on) l->accept_ms = 0;
     }
     tell_systemd(l, ms);
+    tell_slow_step(l, now_us());
 }
 
 static int loop_open(struct loop *l, struct engine *engine, struct err *e) {

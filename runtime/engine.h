@@ -132,6 +132,8 @@ struct engine_stats { /* totals since open, read with engine_stats_get from any 
     uint64_t running, waiting;
     uint64_t kv_pages, kv_pages_free;
     uint64_t last_step_us; /* monotonic time at its end, 0 before the first */
+    uint64_t step_us;      /* the same of the begin of the step that the device is at, 0: none */
+    uint64_t step_rows;    /* of it */
 };
 
 /* Fixed facts, valid until close. */

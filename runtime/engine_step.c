@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <poll.h>
+#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -354,6 +355,19 @@ static void measure(struct engine *g, const struct plan *p, uint64_t us) {
         cost_step(&g->cost, p->canonical, n_rows[PLAN_DECODE], (float)us);
 }
 
+/* Told at once, for who looks at a step that does not end. */
+static void publish_step(struct engine *g, uint64_t us, uint32_t n_rows) {
+    const size_t first = offsetof(struct engine_stats, step_us) / sizeof(uint64_t);
+
+    _Static_assert(offsetof(struct engine_stats, step_rows) ==
+                       offsetof(struct engine_stats, step_us) + sizeof(uint64_t),
+                   "one word behind the other");
+    g->now.step_us = us;
+    g->now.step_rows = n_rows;
+    atomic_store_explicit(&g->published[first + 1], n_rows, memory_order_relaxed);
+    atomic_store_explicit(&g->published[first], us, memory_order_relaxed);
+}
+
 static int run(struct engine *g, const struct plan *p, struct err *e) {
     struct device_batch b = {.rows = g->rows,
                              .n_seqs = g->n_lanes + 1,
@@ -377,6 +391,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
     }
     tell(g); /* a step may be long, and an end was posted before it */
     start_us = engine_clock_us();
+    publish_step(g, start_us, b.n_rows);
     r = forward_start(g->dev, g->facts.model.n_layers, g->n_logit_rows, &b, &s, g->results,
                       g->flagged, e);
     /* What the step before gave goes out while the device computes this one. */
@@ -385,6 +400,7 @@ static int run(struct engine *g, const struct plan *p, struct err *e) {
         tell(g);
     }
     if (r == 0) r = g->dev->ops->wait(g->dev, e);
+    publish_step(g, 0, 0);
     if (r < 0) return r;
 
     measure(g, p, engine_clock_us() - start_us);

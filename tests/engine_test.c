@@ -416,6 +416,49 @@ static void test_no_memory(void **state) {
     assert_non_null(strstr(e.text, "weights"));
 }
 
+/* What the device is at is told while it is, and no longer. */
+struct looker {
+    struct engine *engine;
+    uint32_t n_steps;
+    uint64_t n_rows;
+};
+
+static bool look(void *context) {
+    struct looker *l = context;
+    struct engine_stats t;
+
+    if (!l->engine) return false; /* the self-test */
+    engine_stats_get(l->engine, &t);
+    assert_true(t.step_us > 0 && t.step_rows > 0 && t.step_us >= t.last_step_us);
+    l->n_steps++;
+    l->n_rows += t.step_rows;
+    return false;
+}
+
+static void test_step_at_hand(void **state) {
+    struct looker looker = {NULL, 0, 0};
+    struct device_fault_rules rules = {.before = look, .context = &looker};
+    struct engine_options o = harness_options();
+    const uint32_t prompt[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    struct engine_request r = harness_request(prompt, 9, 20);
+    struct engine_stats t;
+    struct device *dev;
+    struct harness h;
+
+    (void)state;
+    assert_int_equal(device_fault_open(toy_open(), &rules, &dev, NULL), 0);
+    harness_open(&h, &o, dev);
+    looker.engine = h.engine;
+    (void)harness_submit(&h, &r);
+    harness_finish(&h);
+    engine_stats_get(h.engine, &t);
+    assert_int_equal(t.step_us, 0);
+    assert_int_equal(looker.n_steps, t.steps_canonical + t.steps_tuned);
+    assert_true(looker.n_rows >= t.tokens_prompt + t.tokens_decoded);
+    looker.engine = NULL;
+    harness_close(&h);
+}
+
 /* kv_tokens 0: as a device of its own memory says, between one context and all that can be in use;
  * of another 16384, or a context. */
 static void test_room(void **state) {
@@ -1738,6 +1781,7 @@ int main(void) {
         cmocka_unit_test(test_room),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_step_at_hand),
         cmocka_unit_test(test_event_ring_full),
         cmocka_unit_test(test_floods),
         cmocka_unit_test(test_plain),

@@ -34,6 +34,7 @@
 struct engine {
     struct engine_facts facts;
     atomic_bool live, cancelled, lose, hang, done, failed;
+    atomic_ullong step_us;
     int fd;
 };
 
@@ -118,8 +119,9 @@ uint32_t engine_queue_place(const struct engine *g) {
 }
 
 void engine_stats_get(const struct engine *g, struct engine_stats *out) {
-    (void)g;
-    *out = (struct engine_stats){0};
+    struct engine *mutable = (struct engine *)(uintptr_t)g;
+
+    *out = (struct engine_stats){.step_us = atomic_load(&mutable->step_us), .step_rows = 77};
 }
 
 static void tell(struct engine *g, atomic_bool *what) {
@@ -298,6 +300,32 @@ static int client_begin(void) {
     return fd;
 }
 
+/* How often the log says `what`, of what was logged since log_keep. */
+static int kept_fd = -1, log_fd = -1;
+
+static void log_keep(void) {
+    FILE *f = tmpfile();
+
+    assert_non_null(f);
+    log_fd = dup(fileno(f));
+    (void)fclose(f);
+    kept_fd = dup(STDERR_FILENO);
+    assert_true(log_fd >= 0 && kept_fd >= 0 && dup2(log_fd, STDERR_FILENO) >= 0);
+}
+
+static int log_kept(const char *what) {
+    static char text[1 << 16];
+    ssize_t n = pread(log_fd, text, sizeof(text) - 1, 0);
+    int n_found = 0;
+
+    assert_true(n >= 0 && dup2(kept_fd, STDERR_FILENO) >= 0);
+    (void)close(kept_fd);
+    (void)close(log_fd);
+    text[n] = '\0';
+    for (const char *at = text; (at = strstr(at, what)); at++) n_found++;
+    return n_found;
+}
+
 /* How often systemd was told `what` since the last call. */
 static int n_told(const char *what) {
     char text[512];
@@ -346,15 +374,21 @@ static void test_lost_idle(void **state) {
 
 static void test_hang(void **state) {
     int fd = client_begin();
+    struct timespec t;
 
     (void)state;
     pause_ms(300);
     assert_true(n_told("WATCHDOG=1") >= 2);
+    log_keep();
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    atomic_store(&fake.step_us, (uint64_t)(t.tv_sec - 11) * 1000000);
     atomic_store(&fake.hang, true);
     pause_ms(100);
     (void)n_told("WATCHDOG=1");
     pause_ms(500); /* more than twice the watchdog's time */
     assert_int_equal(n_told("WATCHDOG=1"), 0);
+    assert_int_equal(log_kept("a step of 77 rows has not ended"), 1);
+    atomic_store(&fake.step_us, 0);
     (void)close(fd);
     signal_send(SIGTERM);
     pause_ms(100);
