@@ -109,7 +109,7 @@ $(BUILD)/ptx/kernels_table.o: $(BUILD)/ptx/kernels_table.c
 gpu_tests := $(patsubst tests/%.c,$(BUILD)/gpu/%,$(wildcard tests/device_cuda_*.c tests/jit_test.c tests/kernel_*test.c))
 # Of engines, on the twin or with LLM42_DEVICE=cuda on the GPU; and of the twin's products, for a GPU's
 # host has other vector units.  cmocka's library goes along.
-gpu_engine_tests := $(patsubst %,$(BUILD)/gpu/%,golden_test determinism_test window_test cpu_gemm_test)
+gpu_engine_tests := $(patsubst %,$(BUILD)/gpu/%,golden_test determinism_test window_test soak_test cpu_gemm_test)
 
 gpu-programs: $(gpu_tests) $(gpu_engine_tests) $(programs:$(BUILD)/%=$(BUILD)/gpu/%)
 
