@@ -1,5 +1,6 @@
 /* Shows the loop's ends with an engine that does what it is told: a device that is lost, a step
- * that hangs, and signals; and that the watchdog is fed by steps and by nothing else. */
+ * that hangs, and signals; that the watchdog is fed by steps and by nothing else; and that a systemd
+ * that does not read is waited for by nobody. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,6 +24,7 @@
 #include "daemon/config.h"
 #include "daemon/listen.h"
 #include "daemon/loop.h"
+#include "daemon/notify.h"
 #include "daemon/wire.h"
 #include "runtime/engine.h"
 #include "runtime/err.h"
@@ -399,6 +401,73 @@ static void test_hang(void **state) {
     pause_ms(100); /* the thread sees its end; what it used was left in place */
 }
 
+/* Fills systemd's queue.  A socket each: what one may have on its way is limited, too. */
+static void told_fill(void) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    ssize_t n = 1;
+
+    (void)snprintf(a.sun_path, sizeof(a.sun_path), "%s/notify", run.dir);
+    for (int i = 0; i < 100000 && n == 1; i++) {
+        int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+
+        assert_true(fd >= 0);
+        n = sendto(fd, "x", 1, MSG_DONTWAIT, (struct sockaddr *)&a, sizeof(a));
+        (void)close(fd);
+    }
+    assert_int_equal(n, -1);
+    assert_int_equal(errno, EAGAIN);
+}
+
+static void test_deaf(void **state) {
+    uint16_t code;
+    uint64_t request;
+    int fd;
+
+    (void)state;
+    (void)alarm(20); /* whoever waits here waits for ever */
+    told_fill();
+    notify_status("nobody hears it");
+    notify_extend(1);
+    pause_ms(300); /* WATCHDOG=1 was due */
+    fd = client_begin();
+    signal_send(SIGHUP);
+    for (int i = 0; i < 500 && atomic_load(&run.n_reloads) == 0; i++) pause_ms(10);
+    assert_int_equal(atomic_load(&run.n_reloads), 1);
+    signal_send(SIGTERM);
+    assert_int_equal(client_next(fd, &code, &request), WIRE_SHUTDOWN);
+    assert_int_equal(n_told("STOPPING=1"), 0);
+    pause_ms(300);
+    assert_true(n_told("WATCHDOG=1") >= 1); /* there is room again */
+    signal_send(SIGTERM);
+    (void)close(fd);
+    join(LOOP_DRAINED);
+    (void)alarm(0);
+}
+
+/* An address of systemd's that is no path; and what is no address at all. */
+static void test_address(void **state) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    const int n = snprintf(a.sun_path + 1, sizeof(a.sun_path) - 1, "llm42d-loop.%d", (int)getpid());
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+    char text[64] = "", name[sizeof(a.sun_path) + 1];
+
+    (void)state;
+    assert_int_equal(bind(fd, (struct sockaddr *)&a,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)),
+                     0);
+    (void)snprintf(name, sizeof(name), "@%s", a.sun_path + 1);
+    (void)setenv("NOTIFY_SOCKET", name, 1);
+    notify_extend(77);
+    assert_true(recv(fd, text, sizeof(text) - 1, 0) > 0);
+    assert_string_equal(text, "EXTEND_TIMEOUT_USEC=77");
+    (void)setenv("NOTIFY_SOCKET", "nowhere", 1);
+    notify_extend(78);
+    (void)unsetenv("NOTIFY_SOCKET");
+    notify_extend(79);
+    assert_int_equal(recv(fd, text, sizeof(text), 0), -1);
+    (void)close(fd);
+}
+
 static void test_signals(void **state) {
     int fd = client_begin();
     uint16_t code;
@@ -440,8 +509,9 @@ static void test_connections(void **state) {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {CASE(test_lost), CASE(test_lost_idle), CASE(test_signals),
-                                       CASE(test_connections), CASE(test_hang)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_address), CASE(test_lost), CASE(test_lost_idle), CASE(test_signals),
+        CASE(test_connections),         CASE(test_deaf), CASE(test_hang)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
