@@ -49,6 +49,21 @@ export -f x
 systems=nondet,canonical,auto,stock,paper,paper+mismatch
 export bench systems
 
+# ---- A daemon is left nobody's mailbox ----
+cat >"$dir/daemon" <<EOF
+#!/bin/bash
+folder=\${NOTIFY_SOCKET%/*}
+while [[ -e \$folder/conf ]]; do
+    [[ -S \$folder/sock && ! -e \$NOTIFY_SOCKET && -S \$folder/sock ]] && touch "$dir/closed"
+    sleep 0.01
+done &
+exec "$build/llm42d" "\$@"
+EOF
+chmod +x "$dir/daemon"
+expect 0 "READY=1" "$bench" start --pings 20000 --daemon "$dir/daemon"
+n=$((n + 1))
+[[ -e $dir/closed ]] || fail "a daemon that serves still has a socket that nobody reads"
+
 # ---- What is wrong on the command line ----
 expect 2 "fly is no experiment: join, spans, window, ablation, offline, online, gemm, norm, invariance, verify-cost" x fly --out "$dir/a"
 expect 2 "nothing is no experiment" x

@@ -131,6 +131,14 @@ static bool says_ready(const char *message) {
     return false;
 }
 
+/* Nobody reads on: were the socket left, its queue would fill, and a daemon that waits for a place in
+ * it would stand still. */
+static void notify_end(struct bench_daemon *d) {
+    (void)unlink(d->notify);
+    (void)close(d->notify_fd);
+    d->notify_fd = -1;
+}
+
 /* Until READY=1, or until the daemon has gone. */
 static int ready_wait(struct bench_daemon *d) {
     const int64_t end_ns = d->begin_ns + READY_WAIT_MS * (int64_t)1000000;
@@ -145,7 +153,9 @@ static int ready_wait(struct bench_daemon *d) {
             n = recv(d->notify_fd, message, sizeof(message) - 1, MSG_DONTWAIT);
             if (n < 0) continue;
             message[n] = '\0';
-            if (says_ready(message)) return BENCH_OK;
+            if (!says_ready(message)) continue;
+            notify_end(d);
+            return BENCH_OK;
         } else if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
             d->pid = 0;
             bench_say("the daemon ended before READY=1, with %s %d",
