@@ -250,22 +250,12 @@ static bool packets_fit(uint64_t n_splits, uint32_t n_columns) {
     return n_splits * SM90_ATTN_FEW_HEADS * n_columns / 2 * SM90_ATTN_PACKET <= PACKET_BYTES;
 }
 
-/* Whether blocks of a launch may wait for each other: where nothing else of the step's attention is on
- * its way beside it.  Of several kinds, one waits while the next is placed. */
-static bool may_wait(const struct cuda_attn_plan *plan) {
-    uint32_t n_kinds = 0;
-
-    for (uint32_t kind = 0; kind < CUDA_ATTN_KINDS; kind++) n_kinds += plan->n_tiles[kind] > 0;
-    return n_kinds == 1;
-}
-
 /* Where the blocks are no more than multiprocessors: as many as leave none of these empty, so that
  * the next kernel's blocks, which may start at once, spread evenly over them. */
-static void fill_units(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
-                       struct cuda_launch *l, struct sm90_attn *p) {
+static void fill_units(const struct cuda_attn *a, struct cuda_launch *l, struct sm90_attn *p) {
     const uint32_t n_slice = l->grid[0] * l->grid[1], n_units = a->driver->n_units;
 
-    p->early = (uint64_t)n_slice * l->grid[2] <= n_units && may_wait(plan);
+    p->early = (uint64_t)n_slice * l->grid[2] <= n_units;
     if (p->early) l->grid[2] = n_units / n_slice;
 }
 
@@ -274,7 +264,7 @@ static bool to_spread(const struct cuda_attn *a, const struct cuda_attn_plan *pl
                       uint32_t split_keys, struct cuda_launch *l) {
     const uint32_t n_splits = ceil_div(plan->end_max, SM90_ATTN_SPREAD_KEYS);
 
-    if (split_keys != SM90_ATTN_SPREAD_KEYS || !may_wait(plan)) return false;
+    if (split_keys != SM90_ATTN_SPREAD_KEYS) return false;
     for (uint32_t i = 0; i < SPREADS; i++) {
         const struct spread *s = &spreads[i];
         const uint32_t n_ranks = s->head_dim / s->columns;
@@ -302,7 +292,7 @@ static void to_few(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
     const uint32_t n_own = a->driver->n_own;
     const uint32_t n_blocks_max = 2 * n_rows > n_own ? 1 : UNIT_BLOCKS * n_own / n_rows;
 
-    p->together = n_splits > 1 && n_blocks_max > 1 && may_wait(plan) &&
+    p->together = n_splits > 1 && n_blocks_max > 1 &&
                   packets_fit((uint64_t)n_rows * n_splits, a->shape.head_dim);
     if (p->together) {
         const uint32_t n_block_splits = ceil_div(n_splits, n_blocks_max);
@@ -374,13 +364,12 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         if (few) {
             if (!to_spread(a, plan, args->split_keys, &launch))
                 to_few(a, plan, args->split_keys, &launch, &p);
-            fill_units(a, plan, &launch, &p);
+            fill_units(a, &launch, &p);
         } else {
             p.n_splits = launch.grid[2] =
                 count_splits(a, plan, kind, launch.grid[0], args->split_keys);
             /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
-            p.together =
-                may_wait(plan) && launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_own;
+            p.together = launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_own;
             if (kind == CUDA_ATTN_MANY && p.n_splits == 1) to_prompt(a, plan, args, &launch, &p);
         }
         r = cuda_driver_launch(a->driver, &launch, e);

@@ -1363,49 +1363,6 @@ static void test_attention_places(void **state) {
     }
 }
 
-/* Where a step's attention is of several kinds, no block waits for another: not single rows beside a
- * prompt, nor a window, nor both; alone each of these does. */
-static void test_attention_alone(void **state) {
-    static const uint32_t tiles[][CUDA_ATTN_KINDS] = {{1, 0, 0}, {2, 0, 0}, {8, 0, 0}, {0, 1, 0},
-                                                      {0, 0, 1}, {1, 1, 0}, {2, 0, 1}, {8, 0, 1},
-                                                      {0, 1, 1}, {4, 1, 1}};
-    const struct cuda_attn_shape shape = {
-        .n_heads = 32, .n_kv_heads = 8, .head_dim = 128, .n_seq_pages = 256};
-    const struct cuda_driver_options options = {.nvrtc_folder = stub_folder};
-    const struct cuda_attn_args args = {.d_pages = 1 << 20,
-                                        .d_work = 1ull << 40,
-                                        .q_stride = 6144,
-                                        .split_keys = 512,
-                                        .overlap = true};
-    struct cuda_driver *d = NULL;
-    struct cuda_attn *attn;
-    struct err e;
-
-    (void)state;
-    cuda->n_units = 132;
-    cuda->mps = 0;
-    assert_int_equal(cuda_driver_open(&options, &d, &e), 0);
-    assert_int_equal(cuda_attn_open(d, &shape, &attn, &e), 0);
-    for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
-        for (uint32_t end = 1024; end <= 8192; end *= 2) {
-            struct cuda_attn_plan plan = {.end_max = end, .n_keys = (uint64_t)end * tiles[i][0]};
-            const uint32_t n_before = cuda->n_waiting;
-            uint32_t n_kinds = 0;
-
-            for (int kind = 0; kind < CUDA_ATTN_KINDS; kind++) {
-                plan.n_tiles[kind] = tiles[i][kind];
-                plan.run_end_max[kind] = tiles[i][kind] ? end : 0;
-                plan.run_n_keys[kind] = (uint64_t)end * tiles[i][kind];
-                n_kinds += tiles[i][kind] > 0;
-            }
-            assert_int_equal(cuda_attn_run(attn, &plan, &args, &e), 0);
-            assert_int_equal(cuda->n_waiting - n_before, n_kinds == 1);
-            if (n_kinds > 1) assert_int_equal(cuda->attended.a.early, 0);
-        }
-    cuda_attn_close(attn);
-    cuda_driver_close(d);
-}
-
 /* Blocks that choose tokens wait for each other: they are no more than have a place, and where none
  * is promised a row has one block. */
 static void test_sampling_places(void **state) {
@@ -1653,7 +1610,6 @@ int main(void) {
         CASE(test_many_groups),
         CASE(test_driver),
         CASE(test_attention_places),
-        CASE(test_attention_alone),
         CASE(test_plan),
         CASE(test_threads),
         CASE(test_load_again),

@@ -590,8 +590,6 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **p
         stub_cuda.attended.grid[1] = c->gridDimY;
         stub_cuda.attended.grid[2] = c->gridDimZ;
         memcpy(&stub_cuda.attended.a, params[0], sizeof(stub_cuda.attended.a));
-        stub_cuda.n_waiting += strstr(t->name, "spread") || strstr(t->name, "pair") ||
-                               (stub_cuda.attended.a.together && c->gridDimZ > 1);
     }
     if (recorded)
         recorded->n_launches++;

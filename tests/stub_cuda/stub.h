@@ -51,8 +51,7 @@ struct stub {
         char name[STUB_NAME_BYTES];
         uint32_t grid[3];
         struct sm90_attn a;
-    } attended;         /* attention's launch of late */
-    uint32_t n_waiting; /* of its launches: those whose blocks wait for each other */
+    } attended; /* attention's launch of late */
 };
 
 /* As they are after being loaded, but for what was not given back. */
