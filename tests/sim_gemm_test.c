@@ -10,11 +10,13 @@
 
 enum { LATE_MAX = 3 };
 
-/* Of the kernels that could serve, one in so many is run besides the one that does. */
+/* Of the kernels that could serve, one in so many is run besides the one that does; of a cluster's
+ * counts of rows all, or one in three.  What sanitizers add is addresses beyond an array and what C
+ * leaves open: there is each kernel and each shape, the other orders are the optimised build's. */
 #ifdef __SANITIZE_ADDRESS__
-enum { ONE_IN = 12 };
+enum { ONE_IN = 12, ALL_COUNTS = false };
 #else
-enum { ONE_IN = 5 };
+enum { ONE_IN = 5, ALL_COUNTS = true };
 #endif
 
 static struct cuda_driver driver;
@@ -420,7 +422,7 @@ int main(void) {
     for (size_t i = 0; i < sizeof(normeds) / sizeof(normeds[0]); i++) test_normed(&normeds[i]);
     for (size_t i = 0; i < sizeof(turneds) / sizeof(turneds[0]); i++) test_turned(&turneds[i], i);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) test_shape(&shapes[i], i);
-    test_spread(296, 512, 4, true);
+    test_spread(296, 512, 4, ALL_COUNTS);
     test_spread(152, 2560, 1, false);
     cpu_pool_close(pool);
     cuda_gemm_close(gemm);

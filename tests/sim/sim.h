@@ -35,7 +35,7 @@ extern "C" {
 
 enum {
     SIM_SHARED_MAX = 227 << 10, /* dynamic, of a block */
-    SIM_WORDS = 6,              /* that a lane shows its warp */
+    SIM_WORDS = 10,             /* that a lane shows its warp */
     SIM_LANES = 32,
     SIM_GROUP = 128, /* threads of a warpgroup */
 };

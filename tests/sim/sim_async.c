@@ -177,20 +177,27 @@ static void read_b(struct block *b, const struct product *p, uint16_t y[256][MMA
         }
 }
 
+/* Where in 64 rows of n a thread has its sums. */
+static uint32_t sum_at(const struct product *p, uint32_t t, uint32_t i) {
+    return (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8) * p->n + i / 4 * 8 + t % 4 * 2 + i % 2;
+}
+
 void sim_multiply(struct block *b, struct group *g) {
     struct product *p = g->first;
     uint16_t a[64][MMA_K], y[256][MMA_K];
+    float c[64 * 256];
 
     read_a(b, p, a);
     read_b(b, p, y);
     for (uint32_t t = 0; t < SIM_GROUP; t++)
         for (uint32_t i = 0; i < p->n / 2; i++) {
-            const uint32_t row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8;
-            const uint32_t column = i / 4 * 8 + t % 4 * 2 + i % 2;
-            const float c = p->sums ? p->sums[t * (p->n / 2) + i] : p->d[t][i];
+            const float own = p->sums ? p->sums[t * (p->n / 2) + i] : p->d[t][i];
 
-            p->d[t][i] = mma_step(p->more[t] ? c : 0.0f, a[row], y[column]);
+            c[sum_at(p, t, i)] = p->more[t] ? own : 0.0f;
         }
+    sim_step(c, a, 64, y, p->n);
+    for (uint32_t t = 0; t < SIM_GROUP; t++)
+        for (uint32_t i = 0; i < p->n / 2; i++) p->d[t][i] = c[sum_at(p, t, i)];
     g->first = p->next;
     g->n_done++;
     sim.now++;

@@ -6,6 +6,7 @@
 #include <link.h>
 #include <stddef.h>
 
+#include "runtime/mma.h"
 #include "tests/sim/fibre.h"
 #include "tests/sim/sim.h"
 
@@ -162,6 +163,10 @@ void sim_arrive(struct block *b, uint32_t address);
 void sim_halves(uint16_t *to, uint32_t word);
 /* One of the copies that may land, lands. */
 void sim_land(void);
+/* c[n_rows][n] + a b, rows of a beside rows of b, by one step of the tensor core (SPEC 2.2); n_rows
+ * and n are multiples of 8, at most 64 and 256. */
+void sim_step(float *c, const uint16_t (*a)[MMA_K], uint32_t n_rows, const uint16_t (*b)[MMA_K],
+              uint32_t n);
 /* The oldest product of a warpgroup is done. */
 void sim_multiply(struct block *b, struct group *g);
 

@@ -268,16 +268,31 @@ void sim_halves(uint16_t *to, uint32_t word) {
 }
 
 void sim_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    const uint32_t words[SIM_WORDS] = {a[0], a[2], a[1], a[3], b0, b1};
+    uint32_t own[SIM_WORDS] = {a[0], a[2], a[1], a[3], b0, b1};
     const uint32_t lane = sim.thread->id % SIM_LANES;
-    const uint32_t(*all)[SIM_WORDS] = sim_meet(UINT32_MAX, words, SIM_WORDS);
-    uint16_t x[2][MMA_K], y[2][MMA_K];
+    struct warp *w;
+    struct meet *m;
+    uint32_t turn;
 
-    for (uint32_t i = 0; i < 2; i++)
-        for (uint32_t q = 0; q < 4; q++)
-            for (uint32_t k = 0; k < 2; k++) {
-                sim_halves(&x[i][k * 8 + q * 2], all[lane / 4 * 4 + q][i * 2 + k]);
-                sim_halves(&y[i][k * 8 + q * 2], all[(lane % 4 * 2 + i) * 4 + q][4 + k]);
-            }
-    for (uint32_t i = 0; i < 4; i++) c[i] = mma_step(c[i], x[i / 2], y[i % 2]);
+    memcpy(own + 6, c, 16);
+    if (meet_warp(UINT32_MAX, own, SIM_WORDS, &w, &turn, &m)) {
+        uint32_t(*words)[SIM_WORDS] = w->words[turn];
+        uint16_t x[16][MMA_K], y[8][MMA_K];
+        float sums[16][8];
+
+        for (uint32_t i = 0; i < SIM_LANES; i++) {
+            const uint32_t row = i / 4, k = i % 4 * 2;
+
+            for (uint32_t j = 0; j < 4; j++)
+                sim_halves(&x[row + j / 2 * 8][k + j % 2 * 8], words[i][j]);
+            for (uint32_t j = 0; j < 2; j++) sim_halves(&y[row][k + j * 8], words[i][4 + j]);
+            for (uint32_t j = 0; j < 2; j++) memcpy(&sums[row + j * 8][k], words[i] + 6 + j * 2, 8);
+        }
+        sim_step(sums[0], x, 16, y, 8);
+        for (uint32_t i = 0; i < SIM_LANES; i++)
+            for (uint32_t j = 0; j < 2; j++)
+                memcpy(words[i] + j * 2, &sums[i / 4 + j * 8][i % 4 * 2], 8);
+        sim_let_go(m);
+    }
+    memcpy(c, w->words[turn][lane], 16);
 }
