@@ -59,6 +59,14 @@ static bool has_entry(const char *cubin, size_t n_bytes, const char *name) {
     return cubin && memmem(cubin, n_bytes, section, (size_t)n + 1) != NULL;
 }
 
+/* The compiler is not ours to look into: under sanitizers one kernel in so many shows what we do
+ * around it, for the optimised build has them all. */
+#ifdef __SANITIZE_ADDRESS__
+enum { ONE_IN = 9 };
+#else
+enum { ONE_IN = 1 };
+#endif
+
 static void test_kernels(const struct libnvrtc *nvrtc) {
     const struct jit jit = {.nvrtc = nvrtc};
     uint32_t n = 0, n_silent = 0;
@@ -75,6 +83,7 @@ static void test_kernels(const struct libnvrtc *nvrtc) {
             CHECK(has_entry(k->image, head.e_shoff, k->name));
             continue;
         }
+        if (i % ONE_IN) continue;
         if (jit_compile(&jit, k->name, k->image, &result, &e) < 0) printf("%s\n", e.text);
         CHECK(result.cubin && result.cache == JIT_OFF);
         CHECK(has_entry(result.cubin, result.n_bytes, k->name));
@@ -274,9 +283,10 @@ static void test_cache(const struct libnvrtc *nvrtc) {
     static const long places[] = {0, 20, 30, 100};
     struct jit_result first = {.cubin = NULL};
     struct err e = {""};
-    char path[512] = "", other[] = "/tmp/jit_test.other";
+    char path[512] = "", other[64];
 
     CHECK(mkdtemp(folder) != NULL);
+    snprintf(other, sizeof(other), "%s.other", folder);
     CHECK(jit_compile(&jit, "small", small, &first, &e) == 0 && first.cache == JIT_STORED);
     again(nvrtc, folder, JIT_FOUND, &first);
     only_file(path);
