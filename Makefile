@@ -41,7 +41,7 @@ check-unit: $(tests)  ## the test programs alone, without set-up
 	$(Q)tests/run $(tests)
 
 check-service: $(programs) ## the daemon over its sockets, and under the real systemd
-	$(Q)BUILD=$(BUILD) tests/run $(wildcard tests/*_test.sh)
+	$(Q)JOBS=1 BUILD=$(BUILD) tests/run $(wildcard tests/*_test.sh)
 
 check-gpu: gpu-programs ## on a machine with an H200: every kernel and stage against the twin
 	$(Q)tests/gpu
