@@ -37,8 +37,9 @@ struct cuda_driver {
     char name[CUDA_DRIVER_NAME_BYTES];
     int version;      /* of the driver: 1000 major + 10 minor */
     uint32_t n_units; /* multiprocessors */
-    /* Of them those that blocks which wait for each other may count on, in kernels of one stream; 0 where kernels of other
-     * processes run beside ours (MPS): two such kernels would wait for each other's places. */
+    /* Of them those that blocks which wait for each other may count on, in kernels of one stream; 0
+     * where kernels of other processes run beside ours (MPS): two such kernels would wait for each
+     * other's places. */
     uint32_t n_own;
     uint32_t n_found;   /* kernels that the cache had */
     uint32_t n_unkept;  /* compiled, and the cache did not take them */
