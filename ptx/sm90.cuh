@@ -212,6 +212,11 @@ DEVICE void sm90_copy_multicast_policy(u32 to, const void *from, u32 n_bytes, u3
                  : "memory");
 }
 
+/* The copy engine fetches the map, so that the first tile need not wait for it. */
+DEVICE void sm90_map_ahead(const struct sm90_map *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 DEVICE void sm90_copy_tile(u32 to, const struct sm90_map *map, u32 column, u32 row, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),

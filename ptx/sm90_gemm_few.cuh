@@ -99,6 +99,7 @@ DEVICE void few_copy_weights(const struct sm90_gemm &g, const struct few_work &w
 template <int N>
 DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
                           const struct few_work &w, struct gemm_ring ring) {
+    sm90_map_ahead(map);
     sm90_wait_previous();
     if (w.first >= w.n_tiles && g.hold_ns) {
         /* With every multiprocessor holding one block of this kernel, each has room for exactly

@@ -98,6 +98,7 @@ DEVICE void four_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
     for (u32 b = 0; b < n_early; b++)
         four_copy_weights<N>(g, four_tile<N>(g, blockIdx.x).n, first + b,
                              ring + b * shared::stage_bytes, full + 8 * b);
+    if (threadIdx.x % 32 == 0) sm90_map_ahead(map);
     sm90_wait_previous();
     for (u32 i = blockIdx.x; i < n_tiles; i += gridDim.x) {
         const struct many_tile t = four_tile<N>(g, i);

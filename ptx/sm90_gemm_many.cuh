@@ -181,6 +181,7 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
         for (u32 b = 0; b < n_early; b++)
             many_copy_weights<N>(g, piece, ring + b * shared::stage_bytes, full + 8 * b,
                                  policy);
+        if (n_early && threadIdx.x == 0) sm90_map_ahead(map);
         if (n_early) sm90_wait_previous();
         for (u32 b = 0; b < n_blocks; b++) {
             const u32 to = ring + stage.index * shared::stage_bytes;

@@ -84,6 +84,7 @@ DEVICE void spread_copy(const struct sm90_map *map, const struct sm90_gemm &g,
     for (u32 b = 0; b < n_early; b++)
         spread_copy_weights<N>(g, w.n, w.first + b, ring.base + b * ring.stage_bytes,
                                ring.full + 8 * b, policy);
+    if (threadIdx.x % 32 == 0) sm90_map_ahead(map);
     sm90_wait_previous();
     for (u32 b = 0; b < w.n_blocks; b++) {
         const u32 to = ring.base + ring.stage * ring.stage_bytes;

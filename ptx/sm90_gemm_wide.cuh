@@ -72,6 +72,7 @@ DEVICE void wide_copy(const struct sm90_map *map, const struct sm90_gemm &g,
     for (u32 b = 0; b < n_early; b++)
         wide_copy_weights(g, blockIdx.x / g.n_row_tiles * WIDE_ROWS, b,
                           ring.base + b * ring.stage_bytes, ring.full + 8 * b, policy);
+    if (threadIdx.x % 32 == 0) sm90_map_ahead(map);
     sm90_wait_previous();
     for (u32 t = blockIdx.x; t < n_tiles; t += gridDim.x)
         for (u32 b = 0; b < g.n_blocks; b++) {

@@ -348,6 +348,8 @@ DEVICE void sm90_copy_multicast_policy(u32 to, const void *from, u32 n_bytes, u3
         if (ranks >> rank & 1) sim_copy(sim_peer(to, rank), from, n_bytes, sim_peer(barrier, rank));
 }
 
+DEVICE void sm90_map_ahead(const struct sm90_map *) {}
+
 DEVICE void sm90_copy_tile(u32 to, const struct sm90_map *map, u32 column, u32 row, u32 barrier) {
     sim_copy_tile(to, &map->map, column, row, barrier);
 }
