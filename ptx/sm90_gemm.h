@@ -75,6 +75,7 @@ struct sm90_gemm {
     unsigned once;     /* each of the weights is fetched once */
     unsigned share_x;  /* the blocks of a pair share x, not the weights */
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
+    unsigned n_whole;  /* tiles of pairs before those, not split: of sm90_gemm_bf16_split* */
 
     unsigned next; /* enum sm90_gemm_next, of sm90_gemm_bf16_normed* and of SM90_GEMM_TURNED */
     struct sm90_gemm_turn turn;

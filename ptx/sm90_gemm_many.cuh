@@ -4,8 +4,8 @@
  *   map       of x: bf16 [n_rows][n_k], boxes of 64 values x height rows, or half of them where x
  *             is shared, 128-byte swizzle, zeros beyond
  *   g         see sm90_gemm.h; out may be neither x nor weights
- *   grid      clusters of 2 blocks, any number, but with SPLIT exactly one a piece of work, all of
- *             them on the GPU at once
+ *   grid      clusters of 2 blocks, any number, but with SPLIT all on the GPU at once: n_whole a
+ *             multiple of them, and no more pieces behind those than there are clusters
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
  *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none); 2.6
@@ -21,7 +21,8 @@
  * With SEGMENTS > 1 the tree of up to four segments is in registers, N / 2 a thread and level.
  * With SPLIT, n_splits is 2 or 4: the segments of a tile are spread over as many pairs.  Each has
  * a share of the columns: it leaves its sums of the others' in memory, waits, and adds theirs in
- * tree order.  A kernel of its own, for beside all that the compiler no longer sees that the
+ * tree order.  Before those come n_whole tiles of pairs with all their segments each, full rounds
+ * of them, so that what is split is the rest that would leave most of the GPU empty.  A kernel of its own, for beside all that the compiler no longer sees that the
  * steps of the others are the same in all lanes, and they take twice the instructions.
  *
  *   barrier  arrives                                                waits
@@ -77,7 +78,8 @@ struct many_stage {
 struct many_tile {
     u32 row, n; /* of x, of W: where they start */
     u32 end;    /* of its rows of x */
-    u32 split;  /* which share of the segments */
+    u32 split;  /* which share of the segments, */
+    u32 n_splits; /* of so many */
     u32 slot;   /* of partial sums: tiles one after another, of each its splits */
 };
 
@@ -88,31 +90,37 @@ DEVICE void many_span(const struct sm90_gemm &g, u32 &rows, u32 &columns) {
     columns = g.share_x ? RANKS * N : N;
 }
 
-template <int N>
+template <int N, bool SPLIT>
 DEVICE u32 many_tiles(const struct sm90_gemm &g) {
+    const u32 n_whole = SPLIT ? g.n_whole : 0;
     u32 rows, columns;
 
     many_span<N>(g, rows, columns);
-    return (g.n_rows + rows - 1) / rows * ((g.n + columns - 1) / columns) * g.n_splits;
+    return n_whole +
+           ((g.n_rows + rows - 1) / rows * ((g.n + columns - 1) / columns) - n_whole) * g.n_splits;
 }
 
 /* In groups of tiles along the rows of x, each group through all of W. */
-template <int N>
+template <int N, bool SPLIT>
 DEVICE struct many_tile many_tile(const struct sm90_gemm &g, u32 i, u32 rank) {
+    const u32 n_whole = SPLIT ? g.n_whole : 0;
+    const bool whole = SPLIT && i < n_whole;
     u32 rows, columns;
     struct many_tile t;
 
     many_span<N>(g, rows, columns);
+    t.n_splits = whole ? 1 : g.n_splits;
     const u32 n_down = (g.n_rows + rows - 1) / rows, n_across = (g.n + columns - 1) / columns;
-    const u32 pair = i / g.n_splits, of_group = g.group * n_across;
+    const u32 pair = whole ? i : n_whole + (i - n_whole) / g.n_splits;
+    const u32 of_group = g.group * n_across;
     const u32 first = pair / of_group * g.group, local = pair % of_group;
     const u32 in_group = min(g.group, n_down - first);
 
-    t.split = i % g.n_splits;
+    t.split = whole ? 0 : (i - n_whole) % g.n_splits;
     t.row = (first + local % in_group) * rows + (g.share_x ? 0 : rank * g.height);
     t.end = min(g.n_rows, t.row + g.height);
     t.n = local / in_group * columns + (g.share_x ? rank * N : 0);
-    t.slot = (pair * RANKS + rank) * g.n_splits;
+    t.slot = ((pair - n_whole) * RANKS + rank) * g.n_splits; /* of those that are split */
     return t;
 }
 
@@ -163,18 +171,18 @@ DEVICE void many_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g
 }
 
 /* One warp.  Weights depend on no kernel: the first come before the kernel before is done. */
-template <int N, int STAGES>
+template <int N, int STAGES, bool SPLIT>
 DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32 ring, u32 full,
                       u32 empty, u32 rank) {
     using shared = many_shared<N, STAGES>;
-    const u32 n_tiles = many_tiles<N>(g), n_blocks = g.n_blocks / g.n_splits;
+    const u32 n_tiles = many_tiles<N, SPLIT>(g);
     /* Weights that are read once leave L2 to what is read again, the code of kernels too. */
     const u64 policy = g.once ? sm90_policy_evict_first() : sm90_policy_normal();
     struct many_stage stage = {0, 0};
 
     for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
-        const struct many_tile t = many_tile<N>(g, i, rank);
-        const u32 first = t.split * n_blocks;
+        const struct many_tile t = many_tile<N, SPLIT>(g, i, rank);
+        const u32 n_blocks = g.n_blocks / t.n_splits, first = t.split * n_blocks;
         const u32 n_early = i < gridDim.x / RANKS ? min((u32)STAGES, n_blocks) : 0;
         struct many_piece piece = many_piece<N>(g, t, rank, first);
 
@@ -538,7 +546,7 @@ DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring,
 template <int N>
 DEVICE void many_places(const struct sm90_gemm &g, struct turned_place *places, u32 i, u32 rank,
                         u32 first) {
-    const struct many_tile t = many_tile<N>(g, i, rank);
+    const struct many_tile t = many_tile<N, false>(g, i, rank);
     const u32 lane = threadIdx.x % 32, row = t.row + first + lane;
 
     __syncwarp(); /* those of the tile before have been read */
@@ -549,29 +557,35 @@ template <int N, int STAGES, int SEGMENTS, bool SPLIT>
 DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room,
                          struct turned_place *places, u32 ring, u32 staging, u32 full, u32 empty,
                          u32 rank, u32 wg) {
-    const u32 n_tiles = many_tiles<N>(g), warp = threadIdx.x / 32 % 4;
-    const u32 n_blocks = g.n_blocks / g.segments, n_segments = g.segments / g.n_splits;
+    const u32 n_tiles = many_tiles<N, SPLIT>(g), warp = threadIdx.x / 32 % 4;
+    const u32 n_blocks = g.n_blocks / g.segments, n_share = g.segments / g.n_splits;
     const bool turned = SEGMENTS == 1 && g.form == SM90_GEMM_TURNED; /* else registers are few */
     struct many_stage stage = {0, 0};
 
     for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
+        const bool whole = SPLIT && i < g.n_whole;
+        const u32 n_segments = whole ? g.segments : n_share;
         float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
         if (turned) many_places<N>(g, places, i, rank, wg * WG_ROWS + warp * WARP_ROWS);
         many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg);
         /* Not before: registers are few up to here. */
-        const struct many_tile t = many_tile<N>(g, i, rank);
+        const struct many_tile t = many_tile<N, SPLIT>(g, i, rank);
         const u32 row = t.row + wg * WG_ROWS + warp * WARP_ROWS;
 
         if (g.next == SM90_GEMM_NEXT_LAST_TILE && threadIdx.x == 384 - COMPUTE_THREADS &&
             i + gridDim.x / RANKS >= n_tiles)
             sm90_launch_next();
         if constexpr (SPLIT) {
+            if (whole) {
+                many_store<N, false>(c, g, staging, row, t.end, t.n);
+                continue;
+            }
             if (g.n_splits == 2)
                 many_join<N, 2>(c, g, room, t, staging, row);
             else
                 many_join<N, 4>(c, g, room, t, staging, row);
-            break; /* there is no other */
+            break; /* there is no other behind it */
         } else {
             if constexpr (SEGMENTS == 1)
                 if (turned) {
@@ -608,7 +622,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
 
     if (threadIdx.x < 128) {
         sm90_give_registers<56>();
-        if (threadIdx.x < 32) many_copy<N, STAGES>(map, g, ring, full, empty, rank);
+        if (threadIdx.x < 32) many_copy<N, STAGES, SPLIT>(map, g, ring, full, empty, rank);
         __syncwarp();
     } else {
         /* The same in a warp, and the compiler is to know it: uniform registers do the rest. */

@@ -247,6 +247,7 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     p->height = cuda_gemm_many_height(a->n_rows, way);
     p->once = a->n_rows <= p->height * (way.share_x ? 1 : MANY_RANKS);
     p->n_splits = way.n_splits;
+    p->n_whole = cuda_gemm_many_whole(kernel, a->w, a->n_rows, way);
     r = encode(g, a, way.share_x ? p->height / MANY_RANKS : p->height, &map, e);
     if (r < 0) return r;
     launch.params = (void *[]){&map, p};

@@ -20,7 +20,11 @@ enum {
     SPREAD_CLUSTERS = 29,   /* of four that always find a place at once */
     SPREAD_CYCLES = 4000,   /* of four blocks that add up their sums */
     SPREAD_ROWS_MAX = 192,  /* of more, two pairs of blocks to a tile are measured faster */
+    /* Of blocks that wait for each other: no more of them than have a place at once. */
+    WAITING_PAIRS = UNITS / MANY_RANKS,
 };
+
+_Static_assert((int)SM90_GEMM_BLOCKS_MAX >= (int)UNITS, "room for sums of all that wait");
 
 const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
     [CUDA_GEMM_ANY] = {"sm90_gemm_bf16_any", 0, 0},
@@ -151,22 +155,38 @@ uint32_t cuda_gemm_many_height(uint32_t n_rows, struct cuda_gemm_way way) {
     return way.share_x ? MANY_RANKS * share : share;
 }
 
-uint32_t cuda_gemm_many_pairs(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
-                              uint32_t n_rows, struct cuda_gemm_way way) {
+static uint32_t many_tiles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                           uint32_t n_rows, struct cuda_gemm_way way) {
     const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
     const uint32_t columns = cuda_gemm_kinds[kernel].width * (way.share_x ? MANY_RANKS : 1);
 
-    return ceil_div(n_rows, rows) * ceil_div(w->n, columns) * way.n_splits;
+    return ceil_div(n_rows, rows) * ceil_div(w->n, columns);
 }
 
-/* Whether the kernel can do it so; pairs that wait for each other must all be on the GPU. */
+uint32_t cuda_gemm_many_whole(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                              uint32_t n_rows, struct cuda_gemm_way way) {
+    const uint32_t n_tiles = many_tiles(kernel, w, n_rows, way);
+
+    return way.n_splits > 1 ? n_tiles - n_tiles % WAITING_PAIRS : 0;
+}
+
+uint32_t cuda_gemm_many_pairs(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                              uint32_t n_rows, struct cuda_gemm_way way) {
+    const uint32_t n_whole = cuda_gemm_many_whole(kernel, w, n_rows, way);
+
+    return n_whole + (many_tiles(kernel, w, n_rows, way) - n_whole) * way.n_splits;
+}
+
+/* Whether the kernel can do it so; pairs that wait for each other must all be on the GPU, and a whole
+ * tile's segments fit the registers of its blocks. */
 static bool many_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                      uint32_t n_rows, uint32_t segments, struct cuda_gemm_way way) {
-    const uint32_t limit = min_u32(SM90_GEMM_BLOCKS_MAX, UNITS) / MANY_RANKS;
+    const uint32_t n_whole = cuda_gemm_many_whole(kernel, w, n_rows, way);
+    const uint32_t n_split = cuda_gemm_many_pairs(kernel, w, n_rows, way) - n_whole;
 
     return many_can_split(kernel, way.n_splits) && way.n_splits <= segments &&
-           segments / way.n_splits <= many_tree(kernel) &&
-           (way.n_splits == 1 || cuda_gemm_many_pairs(kernel, w, n_rows, way) <= limit);
+           segments / (n_whole ? 1 : way.n_splits) <= many_tree(kernel) &&
+           (way.n_splits == 1 || (n_split > 0 && n_split <= WAITING_PAIRS));
 }
 
 bool cuda_gemm_can_so(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
@@ -189,6 +209,7 @@ static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm
     const uint32_t width = cuda_gemm_kinds[kernel].width,
                    height = cuda_gemm_many_height(n_rows, way);
     const uint32_t n_blocks = cuda_gemm_many_pairs(kernel, w, n_rows, way) * MANY_RANKS;
+    const uint32_t n_whole = cuda_gemm_many_whole(kernel, w, n_rows, way) * MANY_RANKS;
     const uint32_t n_wgs = height > 64 ? 2 : 1;
     /* A block of K: what wgmma reads of shared memory and the copies write there, 128 bytes a
      * cycle; what can come in, 50; the steps; HBM. */
@@ -201,7 +222,8 @@ static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm
     const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_wgs * 2 * width, hbm));
     const uint32_t join = way.n_splits == 1 ? 0 : way.n_splits == 2 ? 3000 : 5000;
 
-    return (uint64_t)ceil_div(n_blocks, UNITS) *
+    return (uint64_t)ceil_div(n_whole, UNITS) * (w->n_blocks * block + ROUND_CYCLES) +
+           (uint64_t)ceil_div(n_blocks - n_whole, UNITS) *
                (w->n_blocks / way.n_splits * block + ROUND_CYCLES) +
            join + PAIR_CYCLES;
 }

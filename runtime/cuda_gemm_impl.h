@@ -74,6 +74,10 @@ static inline bool is_aligned(uint32_t n_k, uint32_t segments) {
 /* Of its tiles of rows of x: no more of them than the pairs need, all alike, and each block's share
  * of one a number of eights. */
 uint32_t cuda_gemm_many_height(uint32_t n_rows, struct cuda_gemm_way way);
+/* Tiles of pairs that are not split, full rounds of them, before those that are; and pieces of work of
+ * a pair each, in all. */
+uint32_t cuda_gemm_many_whole(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                              uint32_t n_rows, struct cuda_gemm_way way);
 uint32_t cuda_gemm_many_pairs(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                               uint32_t n_rows, struct cuda_gemm_way way);
 /* The fastest way of a kernel of many rows, of those asked for (0: any); its cycles, or UINT64_MAX

@@ -44,6 +44,7 @@ static struct {
     uint32_t n_entries;
     uint32_t box_rows;
     uint64_t n_launches[FAMILIES], n_turned[FAMILIES];
+    uint64_t n_behind; /* of split, behind tiles that are not */
 } now;
 
 /* ---- the driver ---- */
@@ -159,13 +160,23 @@ static void check_many(const struct sm90_gemm *p, const struct cuda_launch *l, u
     const uint32_t rows = p->share_x ? p->height : 2 * p->height;
     const uint32_t columns = p->share_x ? 2 * width : width;
     const uint32_t n_down = ceil_div(p->n_rows, rows), n_across = ceil_div(p->n, columns);
+    const uint32_t n_tiles = n_down * n_across, n_split = (n_tiles - p->n_whole) * p->n_splits;
     const uint32_t n_segments = p->segments / p->n_splits, at_most = width == 128 ? 4 : 1;
 
     CHECK(l->cluster == 2 && p->height <= SM90_GEMM_MANY_TOKENS);
     CHECK(now.box_rows * (p->share_x ? 2 : 1) == p->height && now.box_rows % 8 == 0);
     CHECK(p->n_splits == 1 || (split && (p->n_splits == 2 || p->n_splits == 4)));
-    /* Pairs that wait for each other are all there. */
-    if (split) CHECK(p->n_splits > 1 && l->grid[0] == 2 * n_down * n_across * p->n_splits);
+    /* Pairs that wait for each other are all there, and none has a second such piece: those that are
+     * not split come in full rounds. */
+    if (split) {
+        CHECK(p->n_splits > 1 && n_split > 0 && 2 * n_split <= l->grid[0] && l->grid[0] <= UNITS);
+        CHECK(p->n_whole < n_tiles && p->n_whole % (l->grid[0] / 2) == 0);
+        CHECK(p->n_whole == 0 || p->segments <= at_most);
+        if (p->n_whole == 0) CHECK(l->grid[0] == 2 * n_split);
+        now.n_behind += p->n_whole > 0;
+    } else {
+        CHECK(p->n_whole == 0);
+    }
     CHECK(n_segments * p->n_splits == p->segments && n_segments <= at_most && n_segments != 3);
     CHECK(p->n_blocks % p->segments == 0);
     CHECK(p->segments == 1 || p->n_blocks / p->segments * SM90_GEMM_BLOCK == segment_values(p));
@@ -372,6 +383,7 @@ static void test_launches(void **state) {
         assert_true(now.n_launches[i] > 0);
         assert_int_equal(now.n_turned[i] > 0, i == FEW || i == NORMED || i == MANY);
     }
+    assert_true(now.n_behind > 0);
     cuda_gemm_close(g);
 }
 

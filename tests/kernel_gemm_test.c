@@ -132,8 +132,8 @@ static void test_gates(void) {
 
 /* Kernel against kernel, where the twin would take minutes: few rows by the plain one. */
 static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) {
-    static const uint32_t counts[] = {1,   8,   16,  17,  32,  64,   65,  80,
-                                      128, 136, 200, 256, 257, 1000, 2048};
+    static const uint32_t counts[] = {1,   8,   16,  17,  32,  64,  65,   80,   128,
+                                      136, 200, 256, 257, 600, 768, 1000, 1100, 2048};
     enum { N_ROWS = 2048 };
     const uint32_t n_out = turns ? n / 2 : n;
     const size_t out_bytes = (size_t)N_ROWS * n_out * 2;

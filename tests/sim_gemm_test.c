@@ -199,6 +199,38 @@ static void test_spread(uint32_t n, uint32_t n_k, uint32_t made_for, bool whole)
            n_k);
 }
 
+/* Full rounds of tiles, then the rest split over pairs of blocks that wait for each other: by few
+ * rows and by two warpgroups of them, in two rounds and three, a ring that goes round in each tile,
+ * a last tile of W that is not full. */
+static void test_behind(void) {
+    static const struct {
+        uint32_t n, n_k, segments, n_rows;
+        struct way way;
+        enum sm90_gemm_form form;
+    } cases[] = {
+        {8584, 512, 4, 13, {4, CUDA_GEMM_SHARE_W}, SM90_GEMM_ADD},
+        {16904, 128, 2, 5, {2, CUDA_GEMM_SHARE_W}, SM90_GEMM_F32},
+        {8712, 256, 4, 147, {2, CUDA_GEMM_SHARE_X}, SM90_GEMM_BF16},
+    };
+    const unsigned before = n_failed;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct product p;
+
+        product_open(&p, cases[i].n, cases[i].n_k, cases[i].segments, cases[i].segments, false,
+                     cases[i].n_rows);
+        if (cuda_gemm_can_so(CUDA_GEMM_SPLIT128, &p.w, cases[i].n_rows, cases[i].segments,
+                             cases[i].way.n_splits, cases[i].way.pairs)) {
+            run_way(&p, CUDA_GEMM_SPLIT128, cases[i].way, cases[i].form, cases[i].n_rows, i % 2);
+        } else {
+            printf("splits behind whole tiles, case %zu: it cannot\n", i);
+            n_failed++;
+        }
+        product_close(&p);
+    }
+    printf("%s: splits behind whole tiles\n", n_failed > before ? "FAIL" : "ok");
+}
+
 /* ---- the norm folded in ---- */
 
 static const struct normed {
@@ -424,6 +456,7 @@ int main(void) {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) test_shape(&shapes[i], i);
     test_spread(296, 512, 4, ALL_COUNTS);
     test_spread(152, 2560, 1, false);
+    test_behind();
     cpu_pool_close(pool);
     cuda_gemm_close(gemm);
     printf("%llu values compared, %u mismatches\n", (unsigned long long)n_compared, n_failed);
