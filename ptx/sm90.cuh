@@ -167,6 +167,11 @@ DEVICE void sm90_copy(u32 to, const void *from, u32 n_bytes, u32 barrier) {
                  : "memory");
 }
 
+/* Into L2, for a copy to come: `from` and n_bytes multiples of 16. */
+DEVICE void sm90_prefetch(const void *from, u32 n_bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(n_bytes) : "memory");
+}
+
 DEVICE void sm90_copy_policy(u32 to, const void *from, u32 n_bytes, u32 barrier, u64 policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),

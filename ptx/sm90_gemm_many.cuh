@@ -7,7 +7,8 @@
  *   grid      clusters of 2 blocks, any number, but with SPLIT all on the GPU at once: n_whole a
  *             multiple of them, and no more pieces behind those than there are clusters
  *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
- *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB
+ *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB, or with a
+ *             tree wider than 128 N times 512 bytes
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none); 2.6
  *   bound by  tensor cores, and for large ones the card's power limit
  *
@@ -18,7 +19,9 @@
  * have two tiles of rows of x and the same N rows of W, or, with share_x, the same tile of rows of
  * x and N rows of W each.  `group` of them go through all of W together, so that L2 serves the
  * other reads of it.
- * With SEGMENTS > 1 the tree of up to four segments is in registers, N / 2 a thread and level.
+ * With SEGMENTS > 1 the tree of up to four segments is in registers, N / 2 a thread and level: three
+ * levels up to N = 128.  A wider one has two, and its first half waits in shared memory meanwhile,
+ * which leaves the ring three stages: then what comes of W is called into L2 some blocks ahead.
  * With SPLIT, n_splits is 2 or 4: the segments of a tile are spread over as many pairs.  Each has
  * a share of the columns: it leaves its sums of the others' in memory, waits, and adds theirs in
  * tree order.  Before those come n_whole tiles of pairs with all their segments each, full rounds
@@ -54,6 +57,7 @@ enum {
     WARP_ROWS = 16,
     CHUNK_COLUMNS = 16, /* of the output, staged for full sectors */
     STAGING_PITCH = 144, /* bytes: four chunks, and against bank conflicts */
+    AHEAD = 8,           /* blocks of K that W is called into L2 before it is copied */
     BOTH = (1 << RANKS) - 1,
 };
 
@@ -62,6 +66,14 @@ struct many_shared {
     static constexpr u32 w_bytes = N * ROW_BYTES;
     static constexpr u32 stage_bytes = X_BYTES + w_bytes;
     static constexpr u32 ring_bytes = STAGES * stage_bytes;
+};
+
+/* Bytes behind the ring that a warp has to itself: where its output is staged, or half a tree waits,
+ * N / 8 times 16 bytes a lane. */
+template <int N, int SEGMENTS>
+struct many_own {
+    static constexpr bool parks = SEGMENTS > 1 && N > 128;
+    static constexpr u32 bytes = parks ? N / 8 * 512 : WARP_ROWS * STAGING_PITCH;
 };
 
 struct many_stage {
@@ -171,10 +183,11 @@ DEVICE void many_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g
 }
 
 /* One warp.  Weights depend on no kernel: the first come before the kernel before is done. */
-template <int N, int STAGES, bool SPLIT>
+template <int N, int STAGES, int SEGMENTS, bool SPLIT>
 DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32 ring, u32 full,
                       u32 empty, u32 rank) {
     using shared = many_shared<N, STAGES>;
+    constexpr bool parks = many_own<N, SEGMENTS>::parks;
     const u32 n_tiles = many_tiles<N, SPLIT>(g);
     /* Weights that are read once leave L2 to what is read again, the code of kernels too. */
     const u64 policy = g.once ? sm90_policy_evict_first() : sm90_policy_normal();
@@ -183,6 +196,8 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
     for (u32 i = blockIdx.x / RANKS; i < n_tiles; i += gridDim.x / RANKS) {
         const struct many_tile t = many_tile<N, SPLIT>(g, i, rank);
         const u32 n_blocks = g.n_blocks / t.n_splits, first = t.split * n_blocks;
+        /* Of those that go through W together, one pair calls for it. */
+        const bool calls = parks && t.row < (g.share_x ? 1 : RANKS) * g.height;
         const u32 n_early = i < gridDim.x / RANKS ? min((u32)STAGES, n_blocks) : 0;
         struct many_piece piece = many_piece<N>(g, t, rank, first);
 
@@ -196,6 +211,8 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
 
             sm90_barrier_wait(empty + 8 * stage.index, stage.parity ^ 1);
             __syncwarp(); /* a lane without a piece must not miss a round */
+            if (calls && piece.n_bytes && b >= n_early && b + AHEAD < n_blocks)
+                sm90_prefetch(piece.from + AHEAD * g.tile * ROW_BYTES, piece.n_bytes);
             if (b >= n_early)
                 many_copy_weights<N>(g, piece, to, full + 8 * stage.index, policy);
             many_copy_rows(map, g, rank, first + b, t.row, to, full + 8 * stage.index);
@@ -242,6 +259,34 @@ template <int N>
 DEVICE void many_add(float (&c)[N / 2], const float (&left)[N / 2], const float (&right)[N / 2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] = left[i] + right[i];
+}
+
+/* Values of this thread that wait in shared memory, and come back on the left of a sum. */
+template <int N>
+DEVICE void many_park(const float (&c)[N / 2], u32 own) {
+    const u32 to = own + threadIdx.x % 32 * 16;
+
+    __syncwarp(); /* what was staged here before has been read */
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+        sm90_store_shared(to + i * 512,
+                          make_uint4(num_bits(c[4 * i]), num_bits(c[4 * i + 1]),
+                                     num_bits(c[4 * i + 2]), num_bits(c[4 * i + 3])));
+}
+
+template <int N>
+DEVICE void many_add_parked(float (&c)[N / 2], u32 own) {
+    const u32 from = own + threadIdx.x % 32 * 16;
+
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        const uint4 left = sm90_load_shared(from + i * 512);
+
+        c[4 * i] = num_from_bits(left.x) + c[4 * i];
+        c[4 * i + 1] = num_from_bits(left.y) + c[4 * i + 1];
+        c[4 * i + 2] = num_from_bits(left.z) + c[4 * i + 2];
+        c[4 * i + 3] = num_from_bits(left.w) + c[4 * i + 3];
+    }
 }
 
 /* A warp's 16 rows of the output, CHUNKS of 16 columns, from fragments as stmatrix takes them:
@@ -520,12 +565,25 @@ DEVICE void many_join(const float (&c)[N / 2], const struct sm90_gemm &g,
         many_join<N, SPLITS, MINE + 1>(c, g, room, t, staging, row);
 }
 
-/* SEGMENTS: of a block, at most, 1 or 4; up to N = 128 their tree fits the registers. */
+/* SEGMENTS: of a block, at most, 1 or 4. */
 template <int N, int STAGES, int SEGMENTS>
 DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring, u32 full,
-                      u32 empty, struct many_stage &stage, u32 wg) {
+                      u32 empty, struct many_stage &stage, u32 wg, u32 own) {
     many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
-    if constexpr (SEGMENTS > 1) {
+    if constexpr (many_own<N, SEGMENTS>::parks) {
+        float p[N / 2] = {0};
+
+#pragma unroll 1
+        for (u32 s = 1; s < n_segments; s += 2) {
+            if (s > 1) {
+                many_park<N>(c, own);
+                many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
+            }
+            many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+            many_add<N>(c, c, p);
+            if (s > 1) many_add_parked<N>(c, own);
+        }
+    } else if constexpr (SEGMENTS > 1) {
         float p[N / 2] = {0}, q[N / 2] = {0};
 
         if (n_segments > 1) {
@@ -568,7 +626,8 @@ DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room
         float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
         if (turned) many_places<N>(g, places, i, rank, wg * WG_ROWS + warp * WARP_ROWS);
-        many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg);
+        many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg,
+                                            staging);
         /* Not before: registers are few up to here. */
         const struct many_tile t = many_tile<N, SPLIT>(g, i, rank);
         const u32 row = t.row + wg * WG_ROWS + warp * WARP_ROWS;
@@ -622,7 +681,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
 
     if (threadIdx.x < 128) {
         sm90_give_registers<56>();
-        if (threadIdx.x < 32) many_copy<N, STAGES, SPLIT>(map, g, ring, full, empty, rank);
+        if (threadIdx.x < 32) many_copy<N, STAGES, SEGMENTS, SPLIT>(map, g, ring, full, empty, rank);
         __syncwarp();
     } else {
         /* The same in a warp, and the compiler is to know it: uniform registers do the rest. */
@@ -633,7 +692,7 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
         if (warp < n_compute)
             many_compute<N, STAGES, SEGMENTS, SPLIT>(
                 g, room, places[warp], ring,
-                ring + many_shared<N, STAGES>::ring_bytes + warp * (WARP_ROWS * STAGING_PITCH),
+                ring + many_shared<N, STAGES>::ring_bytes + warp * many_own<N, SEGMENTS>::bytes,
                 full, empty, rank, warp / 4);
     }
     __syncwarp();

@@ -25,6 +25,7 @@ enum {
     PART_PAD = 4, /* as in sm90_gemm_few.cuh */
     MANY_THREADS = 384,
     MANY_STAGING_BYTES = 8 * 16 * 144, /* as in sm90_gemm_many.cuh */
+    MANY_PARKED_BYTES = 128 * 4,       /* the same, to a row of W of TREE192 */
     WIDE_THREADS = 384,
     WIDE128_THREADS = 640,
     FOUR_THREADS = 640,
@@ -55,7 +56,11 @@ static uint32_t ring_bytes(enum cuda_gemm_kernel kernel, uint32_t n_ranks) {
 static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
     const uint32_t rows = SM90_GEMM_MANY_TOKENS + cuda_gemm_kinds[kernel].width;
 
-    return ALIGN_BYTES + cuda_gemm_kinds[kernel].stages * rows * ROW_BYTES + MANY_STAGING_BYTES;
+    const uint32_t behind = kernel == CUDA_GEMM_TREE192
+                                ? cuda_gemm_kinds[kernel].width * MANY_PARKED_BYTES
+                                : MANY_STAGING_BYTES;
+
+    return ALIGN_BYTES + cuda_gemm_kinds[kernel].stages * rows * ROW_BYTES + behind;
 }
 
 static uint32_t shared_bytes_wide(enum cuda_gemm_kernel kernel) {

@@ -10,11 +10,11 @@ enum {
     MANY_ROWS_MIN = 65,
     ROUND_CYCLES = 3000,   /* of a tile's end and the next one's beginning */
     CLUSTER_CYCLES = 2000, /* of two blocks that add up their sums */
+    PARK_CYCLES = 2000,    /* half of a tile's tree to shared memory and back */
     PAIR_CYCLES = 4000,    /* of blocks that wait for each other to begin and to end */
     HBM_BYTES_PER_CYCLE = 2100,
     MANY_WIDE_MAX = 256,
-    MANY_CUT_WIDE = 128, /* of the kernel whose registers hold a tree of MANY_TREE segments */
-    MANY_TREE = 4,
+    MANY_TREE = 4, /* segments that the kernels with a tree add up */
     MANY_SPLITS_MAX = 4,
     FOUR_ROUND_CYCLES = 28, /* a row of W to a tile */
     SPREAD_CLUSTERS = 29,   /* of four that always find a place at once */
@@ -39,6 +39,7 @@ const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
     [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
     [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
     [CUDA_GEMM_MANY256] = {"sm90_gemm_bf16_many256", 256, 4},
+    [CUDA_GEMM_TREE192] = {"sm90_gemm_bf16_tree192", 192, 3},
     [CUDA_GEMM_SPLIT128] = {"sm90_gemm_bf16_split128", 128, 6},
     [CUDA_GEMM_FOUR32] = {"sm90_gemm_bf16_four32", 32, 3},
     [CUDA_GEMM_FOUR64] = {"sm90_gemm_bf16_four64", 64, 2},
@@ -111,7 +112,10 @@ void cuda_gemm_shape_heads(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t 
 }
 /* Segments that one block adds up, at most, and blocks that share those of a tile. */
 static uint32_t many_tree(enum cuda_gemm_kernel kernel) {
-    return cuda_gemm_kinds[kernel].width == MANY_CUT_WIDE ? MANY_TREE : 1;
+    return kernel == CUDA_GEMM_MANY128 || kernel == CUDA_GEMM_TREE192 ||
+                   kernel == CUDA_GEMM_SPLIT128
+               ? MANY_TREE
+               : 1;
 }
 
 static bool many_can_split(enum cuda_gemm_kernel kernel, uint32_t n_splits) {
@@ -205,7 +209,7 @@ static uint32_t hbm_cycles(uint32_t n_rows_of_w, uint32_t n) {
 
 /* About how many cycles it takes, but for what all kernels have in common. */
 static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
-                            uint32_t n_rows, struct cuda_gemm_way way) {
+                            uint32_t n_rows, uint32_t segments, struct cuda_gemm_way way) {
     const uint32_t width = cuda_gemm_kinds[kernel].width,
                    height = cuda_gemm_many_height(n_rows, way);
     const uint32_t n_blocks = cuda_gemm_many_pairs(kernel, w, n_rows, way) * MANY_RANKS;
@@ -219,12 +223,17 @@ static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm
     const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
     const uint32_t together = min_u32(ceil_div(n_rows, rows), MANY_GROUP);
     const uint32_t hbm = hbm_cycles(way.share_x ? width : width / MANY_RANKS, n_blocks) / together;
-    const uint32_t block = max_u32(max_u32(shared, comes), max_u32(n_wgs * 2 * width, hbm));
+    /* With three stages the steps wait now and then; and of what comes in this counts too much where L2
+     * has it: tiles of 192 took 1.42 of the time of those of 128, not 1.25. */
+    const bool parks = kernel == CUDA_GEMM_TREE192;
+    const uint32_t steps = n_wgs * 2 * width * (parks ? 13 : 10) / 10;
+    const uint32_t block = max_u32(max_u32(shared, comes), max_u32(steps, hbm));
+    const uint32_t round = ROUND_CYCLES + (parks && segments > 2 ? PARK_CYCLES : 0);
     const uint32_t join = way.n_splits == 1 ? 0 : way.n_splits == 2 ? 3000 : 5000;
 
-    return (uint64_t)ceil_div(n_whole, UNITS) * (w->n_blocks * block + ROUND_CYCLES) +
+    return (uint64_t)ceil_div(n_whole, UNITS) * (w->n_blocks * block + round) +
            (uint64_t)ceil_div(n_blocks - n_whole, UNITS) *
-               (w->n_blocks / way.n_splits * block + ROUND_CYCLES) +
+               (w->n_blocks / way.n_splits * block + round) +
            join + PAIR_CYCLES;
 }
 
@@ -301,7 +310,7 @@ uint64_t cuda_gemm_many_choose(enum cuda_gemm_kernel kernel, const struct cuda_g
             if (n_splits && n_splits != splits) continue;
             if (pairs && share_x != (pairs == CUDA_GEMM_SHARE_X)) continue;
             if (!many_can(kernel, w, n_rows, segments, way)) continue;
-            cycles = many_cycles(kernel, w, n_rows, way);
+            cycles = many_cycles(kernel, w, n_rows, segments, way);
             if (cycles >= best) continue;
             best = cycles;
             *out_way = way;

@@ -32,9 +32,9 @@ enum {
     N_SHAPES = 6000,
 };
 
-enum family { ANY, FEW, NORMED, MANY, SPLIT, FOUR, WIDE, SPREAD, FAMILIES };
+enum family { ANY, FEW, NORMED, MANY, TREE, SPLIT, FOUR, WIDE, SPREAD, FAMILIES };
 
-static const char *const family_names[FAMILIES] = {"any",   "few",  "normed", "many",
+static const char *const family_names[FAMILIES] = {"any",   "few",  "normed", "many",  "tree",
                                                    "split", "four", "wide",   "spread"};
 
 /* What is being launched, and by what. */
@@ -156,12 +156,14 @@ static void check_few(const struct sm90_gemm *p, const struct cuda_launch *l, ui
 }
 
 static void check_many(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width,
-                       bool split) {
+                       enum family family) {
+    const bool split = family == SPLIT;
     const uint32_t rows = p->share_x ? p->height : 2 * p->height;
     const uint32_t columns = p->share_x ? 2 * width : width;
     const uint32_t n_down = ceil_div(p->n_rows, rows), n_across = ceil_div(p->n, columns);
     const uint32_t n_tiles = n_down * n_across, n_split = (n_tiles - p->n_whole) * p->n_splits;
-    const uint32_t n_segments = p->segments / p->n_splits, at_most = width == 128 ? 4 : 1;
+    const uint32_t n_segments = p->segments / p->n_splits,
+                   at_most = width == 128 || family == TREE ? 4 : 1;
 
     CHECK(l->cluster == 2 && p->height <= SM90_GEMM_MANY_TOKENS);
     CHECK(now.box_rows * (p->share_x ? 2 : 1) == p->height && now.box_rows % 8 == 0);
@@ -227,8 +229,9 @@ static enum family family_of(const char *name, uint32_t *out_width) {
     static const struct {
         const char *prefix;
         enum family family;
-    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY},     {"split", SPLIT},
-                    {"four", FOUR}, {"wide", WIDE},     {"spread", SPREAD}, {"any", ANY}};
+    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY},
+                    {"tree", TREE}, {"split", SPLIT},   {"four", FOUR},
+                    {"wide", WIDE}, {"spread", SPREAD}, {"any", ANY}};
 
     name += strlen("sm90_gemm_bf16_");
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -263,7 +266,7 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     CHECK(l->grid[0] > 0 && l->grid[0] % (l->cluster ? l->cluster : 1) == 0);
     if (family == ANY) check_any(p, l);
     if (family == FEW || family == NORMED) check_few(p, l, width, family == NORMED);
-    if (family == MANY || family == SPLIT) check_many(p, l, width, family == SPLIT);
+    if (family == MANY || family == TREE || family == SPLIT) check_many(p, l, width, family);
     if (family == FOUR) check_four(p, width);
     if (family == WIDE) check_wide(p, l, width);
     if (family == SPREAD) check_spread(p, l, width);

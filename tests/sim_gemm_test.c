@@ -231,6 +231,22 @@ static void test_behind(void) {
     printf("%s: splits behind whole tiles\n", n_failed > before ? "FAIL" : "ok");
 }
 
+/* A tree half of which waits in shared memory: tiles of one warpgroup and of two, one after another in
+ * a block, and a last tile of W that is not full; a ring that goes round in a segment. */
+static void test_parked(uint32_t n, uint32_t n_k, uint32_t segments) {
+    static const uint32_t counts[] = {13, 131, 389};
+    const unsigned before = n_failed;
+    struct product p;
+
+    product_open(&p, n, n_k, segments, segments, false, 389);
+    for (uint32_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+        run(&p, CUDA_GEMM_TREE192, (enum sm90_gemm_form)((c + seed + segments) % 3), counts[c],
+            (c + seed) % 2);
+    product_close(&p);
+    printf("%s: %u segments, half of them parked, %u x %u\n", n_failed > before ? "FAIL" : "ok",
+           segments, n, n_k);
+}
+
 /* ---- the norm folded in ---- */
 
 static const struct normed {
@@ -457,6 +473,9 @@ int main(void) {
     test_spread(296, 512, 4, ALL_COUNTS);
     test_spread(152, 2560, 1, false);
     test_behind();
+    test_parked(392, 1280, 4);
+    test_parked(200, 256, 4);
+    test_parked(200, 384, 2);
     cpu_pool_close(pool);
     cuda_gemm_close(gemm);
     printf("%llu values compared, %u mismatches\n", (unsigned long long)n_compared, n_failed);
