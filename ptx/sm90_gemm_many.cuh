@@ -172,6 +172,11 @@ DEVICE void many_copy_weights(const struct sm90_gemm &g, struct many_piece &p, u
     p.from += g.tile * ROW_BYTES;
 }
 
+/* The same rows of W some blocks of K further, into L2. */
+DEVICE void many_call(const struct sm90_gemm &g, const struct many_piece &p, u32 n_ahead) {
+    if (p.n_bytes) sm90_prefetch(p.from + n_ahead * g.tile * ROW_BYTES, p.n_bytes);
+}
+
 DEVICE void many_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g, u32 rank,
                            u32 block, u32 row, u32 to, u32 full) {
     if (threadIdx.x % 32 != 0) return;
@@ -205,17 +210,19 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
             many_copy_weights<N>(g, piece, ring + b * shared::stage_bytes, full + 8 * b,
                                  policy);
         if (n_early && threadIdx.x == 0) sm90_map_ahead(map);
+        for (u32 b = 0; calls && b < AHEAD && n_early + b < n_blocks; b++)
+            many_call(g, piece, b);
         if (n_early) sm90_wait_previous();
         for (u32 b = 0; b < n_blocks; b++) {
             const u32 to = ring + stage.index * shared::stage_bytes;
 
             sm90_barrier_wait(empty + 8 * stage.index, stage.parity ^ 1);
             __syncwarp(); /* a lane without a piece must not miss a round */
-            if (calls && piece.n_bytes && b >= n_early && b + AHEAD < n_blocks)
-                sm90_prefetch(piece.from + AHEAD * g.tile * ROW_BYTES, piece.n_bytes);
             if (b >= n_early)
                 many_copy_weights<N>(g, piece, to, full + 8 * stage.index, policy);
             many_copy_rows(map, g, rank, first + b, t.row, to, full + 8 * stage.index);
+            /* The piece has moved on to the block after this one. */
+            if (calls && b >= n_early && b + AHEAD < n_blocks) many_call(g, piece, AHEAD - 1);
             stage.next(STAGES);
         }
     }
