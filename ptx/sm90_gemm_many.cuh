@@ -19,14 +19,16 @@
  * have two tiles of rows of x and the same N rows of W, or, with share_x, the same tile of rows of
  * x and N rows of W each.  `group` of them go through all of W together, so that L2 serves the
  * other reads of it.
- * With SEGMENTS > 1 the tree of up to four segments is in registers, N / 2 a thread and level: three
- * levels up to N = 128.  A wider one has two, and its first half waits in shared memory meanwhile,
- * which leaves the ring three stages: then what comes of W is called into L2 some blocks ahead.
+ * With SEGMENTS > 1 the tree of up to four segments is in registers, N / 2 a thread and level: up
+ * to N = 128 all three levels.  Of a wider one two are, and its first half waits in shared memory
+ * meanwhile, which leaves the ring three stages: so what comes of W is called into L2 some blocks
+ * ahead.
  * With SPLIT, n_splits is 2 or 4: the segments of a tile are spread over as many pairs.  Each has
  * a share of the columns: it leaves its sums of the others' in memory, waits, and adds theirs in
  * tree order.  Before those come n_whole tiles of pairs with all their segments each, full rounds
- * of them, so that what is split is the rest that would leave most of the GPU empty.  A kernel of its own, for beside all that the compiler no longer sees that the
- * steps of the others are the same in all lanes, and they take twice the instructions.
+ * of them, so that what is split is the rest that would leave most of the GPU empty.  A kernel of
+ * its own, for beside all that the compiler no longer sees that the steps of the others are the
+ * same in all lanes, and they take twice the instructions.
  *
  *   barrier  arrives                                                waits
  *   full     this block's copier, bytes of x and of W               all who compute
@@ -68,8 +70,8 @@ struct many_shared {
     static constexpr u32 ring_bytes = STAGES * stage_bytes;
 };
 
-/* Bytes behind the ring that a warp has to itself: where its output is staged, or half a tree waits,
- * N / 8 times 16 bytes a lane. */
+/* Bytes behind the ring that a warp has to itself: where its output is staged, or where half a tree
+ * waits, N / 8 times 16 bytes a lane. */
 template <int N, int SEGMENTS>
 struct many_own {
     static constexpr bool parks = SEGMENTS > 1 && N > 128;
@@ -90,9 +92,8 @@ struct many_stage {
 struct many_tile {
     u32 row, n; /* of x, of W: where they start */
     u32 end;    /* of its rows of x */
-    u32 split;  /* which share of the segments, */
-    u32 n_splits; /* of so many */
-    u32 slot;   /* of partial sums: tiles one after another, of each its splits */
+    u32 split, n_splits; /* which share of the segments, of how many */
+    u32 slot; /* of partial sums: tiles one after another, of each its splits */
 };
 
 /* Rows of x and of W that the blocks of a pair have together. */
@@ -688,7 +689,8 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
 
     if (threadIdx.x < 128) {
         sm90_give_registers<56>();
-        if (threadIdx.x < 32) many_copy<N, STAGES, SEGMENTS, SPLIT>(map, g, ring, full, empty, rank);
+        if (threadIdx.x < 32)
+            many_copy<N, STAGES, SEGMENTS, SPLIT>(map, g, ring, full, empty, rank);
         __syncwarp();
     } else {
         /* The same in a warp, and the compiler is to know it: uniform registers do the rest. */
