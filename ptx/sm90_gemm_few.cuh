@@ -104,13 +104,10 @@ DEVICE void few_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g,
     if (w.first >= w.n_tiles && g.hold_ns) {
         /* With every multiprocessor holding one block of this kernel, each has room for exactly
          * one of the next: else two would land where none is, and the rest wait for them. */
-        u64 now, end = 0;
+        const u64 begin = sm90_now();
 
-        do {
-            now = sm90_now();
-            if (end == 0) end = now + g.hold_ns;
-            __nanosleep(200);
-        } while (now < end);
+        /* A clock that was set back is far ahead of `begin`. */
+        while (sm90_now() - begin < g.hold_ns) __nanosleep(200);
     }
     for (u32 t = w.first; t < w.n_tiles; t += w.step) {
         const u32 row = t % g.n_row_tiles * g.height;
