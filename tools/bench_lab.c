@@ -139,10 +139,13 @@ void bench_lab_queue(struct bench_lab *l, enum bench_lab_stage stage, uint32_t l
         ops->attn_in, ops->attend, ops->attn_out, ops->mlp_in, ops->mlp_out};
     struct err e = {""};
 
-    if (stage == BENCH_LAB_LOGITS)
+    if (stage == BENCH_LAB_LOGITS) {
         bench_lab_must(ops->head(l->dev, 0, l->batch.n_wants, s, &e), &e);
-    else
-        bench_lab_must(run[stage](l->dev, layer, s, &e), &e);
+        return;
+    }
+    for (int i = BENCH_LAB_ATTN_IN; i <= BENCH_LAB_MLP_OUT; i++)
+        if (stage == BENCH_LAB_LAYER || (int)stage == i)
+            bench_lab_must(run[i](l->dev, layer, s, &e), &e);
 }
 
 void bench_lab_wait(struct bench_lab *l) {

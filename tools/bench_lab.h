@@ -19,7 +19,7 @@ enum {
     BENCH_LAB_LOGIT_ROWS = 256,
 };
 
-/* Stages of device.h; of LOGITS all wanted rows at once. */
+/* Stages of device.h; of LOGITS all wanted rows at once; LAYER: all of a layer, one after another. */
 enum bench_lab_stage {
     BENCH_LAB_ATTN_IN,
     BENCH_LAB_ATTEND,
@@ -27,6 +27,7 @@ enum bench_lab_stage {
     BENCH_LAB_MLP_IN,
     BENCH_LAB_MLP_OUT,
     BENCH_LAB_LOGITS,
+    BENCH_LAB_LAYER,
     BENCH_LAB_STAGES
 };
 
@@ -69,7 +70,8 @@ void bench_lab_queue(struct bench_lab *l, enum bench_lab_stage stage, uint32_t l
                      const struct schedule *s);
 void bench_lab_wait(struct bench_lab *l); /* with results */
 
-/* Calls of one graph, where the device has them: of the stage in all layers, or of the head. */
+/* Calls of one graph, where the device has them: of the stage, or LAYER, in all layers, or of the
+ * head. */
 uint32_t bench_lab_calls(const struct bench_lab *l, enum bench_lab_stage stage);
 /* Microseconds a call, of n times those calls. */
 double bench_lab_us(struct bench_lab *l, enum bench_lab_stage stage, const struct schedule *s,
