@@ -3,7 +3,8 @@
  * Owns:   nothing; without NOTIFY_SOCKET every call does nothing.
  * Thread: any; notify_alive by the engine thread alone.
  * Fails:  never.  Where systemd does not read, READY, RELOADING and STOPPING wait two seconds for
- *         it and are then lost, the others are lost at once: no thread stands still over it.
+ *         it and are then said again before each STATUS and EXTEND_TIMEOUT, until it does; the
+ *         others are lost at once: no thread stands still over it.
  *
  * WATCHDOG=1 comes from the engine thread, between two steps and when there is none to take: a
  * thread of its own would hide a step that hangs.  The loop's beat is asked for too, so that
