@@ -245,6 +245,8 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
 
     (void)cuda_gemm_many_choose(kernel, a->w, a->n_rows, a->segments, a->n_splits, a->pairs, &way);
     ASSERT(way.n_splits > 0);
+    /* Else they would wait for ever. */
+    ASSERT(way.n_splits == 1 || g->driver->n_own >= UNITS);
     launch.grid[0] =
         min_u32(cuda_gemm_many_pairs(kernel, a->w, a->n_rows, way) * MANY_RANKS, UNITS);
     p->group = MANY_GROUP;
@@ -382,13 +384,22 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     return is_many(kernel) ? run_many(g, kernel, a, &p, e) : run_few(g, kernel, a, &p, e);
 }
 
+/* With fewer multiprocessors, or a part of them, blocks that wait for each other might not all find a
+ * place, nor a cluster of four. */
+static uint32_t splits_here(const struct cuda_gemm *g, uint32_t n_splits) {
+    return g->driver->n_own < UNITS ? 1 : n_splits;
+}
+
+enum cuda_gemm_kernel cuda_gemm_chosen(const struct cuda_gemm *g, const struct cuda_gemm_weight *w,
+                                       uint32_t n_rows, uint32_t segments) {
+    return cuda_gemm_choose_so(w, n_rows, segments, splits_here(g, 0));
+}
+
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct err *e) {
     struct cuda_gemm_args args = *a;
 
     if (a->norm) return cuda_gemm_run_by(g, cuda_gemm_choose_normed(a->n_rows), a, e);
-    /* With fewer multiprocessors, or a part of them, blocks that wait for each other might not all
-     * find a place, nor a cluster of four. */
-    if (g->driver->n_own < UNITS) args.n_splits = 1;
+    args.n_splits = splits_here(g, a->n_splits);
     return cuda_gemm_run_by(g, cuda_gemm_choose_so(a->w, a->n_rows, a->segments, args.n_splits),
                             &args, e);
 }

@@ -130,10 +130,15 @@ int cuda_gemm_pack(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64
 int cuda_gemm_pack_heads(struct cuda_gemm *g, const struct cuda_gemm_weight *w, uint64_t d_rows,
                          uint32_t n_rows, uint32_t first, uint32_t at, struct err *e);
 
+/* The one that cuda_gemm_run takes on this GPU. */
+enum cuda_gemm_kernel cuda_gemm_chosen(const struct cuda_gemm *g, const struct cuda_gemm_weight *w,
+                                       uint32_t n_rows, uint32_t segments);
+
 /* Queued. */
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *args, struct err *e);
 
-/* The same by a kernel of the caller's choice that can, for tests and benchmarks. */
+/* The same by a kernel of the caller's choice that can, for tests and benchmarks; SPLIT128 where
+ * blocks have all of 132 multiprocessors to themselves alone. */
 int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
                      const struct cuda_gemm_args *args, struct err *e);
 const char *cuda_gemm_name(enum cuda_gemm_kernel kernel);

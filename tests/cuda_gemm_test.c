@@ -43,6 +43,7 @@ static struct {
     uint32_t shared_bytes[CUDA_GEMM_END + 1]; /* that entries were opened with */
     uint32_t n_entries;
     uint32_t box_rows;
+    enum cuda_gemm_kernel kernel; /* the last */
     uint64_t n_launches[FAMILIES], n_turned[FAMILIES];
     uint64_t n_behind; /* of split, behind tiles that are not */
 } now;
@@ -252,8 +253,9 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
 
     (void)e;
     now.n_launches[family]++;
-    CHECK(d->n_own > 0 || (family != SPLIT && family != SPREAD)); /* no place is promised */
-    CHECK(family != NORMED || 2 * l->shared_bytes > SHARED_MAX);  /* one a multiprocessor */
+    now.kernel = (enum cuda_gemm_kernel)((uintptr_t)l->entry - 2);
+    CHECK(d->n_own >= UNITS || (family != SPLIT && family != SPREAD)); /* no place is promised */
+    CHECK(family != NORMED || 2 * l->shared_bytes > SHARED_MAX);       /* one a multiprocessor */
     CHECK(l->shared_bytes <= now.shared_bytes[(uintptr_t)l->entry - 1]);
     CHECK(l->shared_bytes <= SHARED_MAX);
     CHECK(p->next == (uint32_t)now.args->next);
@@ -314,14 +316,19 @@ static void shape_of(uint32_t i, struct cuda_gemm_weight *out_w) {
 static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cuda_gemm_args a) {
     const struct sm90_gemm_turn turn = {.head_dim = a.w->head_dim};
     const struct sm90_gemm_norm norm = {0};
+    static const uint32_t places[] = {0, 16, 114,
+                                      UNITS - 1}; /* MPS, a slice of MIG, an H100 PCIe */
     struct err e = {""};
 
     now.args = &a;
     a.squares_stride = cuda_gemm_squares(a.w, a.n_rows, a.segments);
     if (a.squares_stride && a.form == SM90_GEMM_ADD) a.d_squares = 16;
     assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
-    d->n_own = 0;
-    assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        d->n_own = places[i];
+        assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+        assert_int_equal(now.kernel, cuda_gemm_chosen(g, a.w, a.n_rows, a.segments));
+    }
     d->n_own = UNITS;
     a.d_squares = 0;
     a.next = (enum sm90_gemm_next)(a.n_rows % 3);

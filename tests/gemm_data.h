@@ -255,12 +255,20 @@ static void run_way(struct product *p, enum cuda_gemm_kernel kernel, struct way 
     free(got);
 }
 
+/* Whether the kernel can do it so, and here: blocks that wait for each other want places of their
+ * own. */
+static bool can_here(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                     uint32_t n_rows, uint32_t segments, struct way way) {
+    return (way.n_splits == 1 || gpu->n_own >= 132) &&
+           cuda_gemm_can_so(kernel, w, n_rows, segments, way.n_splits, way.pairs);
+}
+
 /* In all ways that the kernel has. */
 static void run(struct product *p, enum cuda_gemm_kernel kernel, enum sm90_gemm_form form,
                 uint32_t n_rows, bool overlap) {
     if (!cuda_gemm_can(kernel, &p->w, p->segments)) return;
     for (size_t i = 0; i < N_WAYS; i++)
-        if (cuda_gemm_can_so(kernel, &p->w, n_rows, p->segments, ways[i].n_splits, ways[i].pairs))
+        if (can_here(kernel, &p->w, n_rows, p->segments, ways[i]))
             run_way(p, kernel, ways[i], form, n_rows, overlap);
 }
 

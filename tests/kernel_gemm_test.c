@@ -173,7 +173,7 @@ static void test_large(uint32_t n, uint32_t n_k, uint32_t segments, bool turns) 
             args.n_splits = ways[i].n_splits;
             args.pairs = ways[i].pairs;
             if ((k < CUDA_GEMM_MANY48 || k > CUDA_GEMM_WIDE192) && counts[c] > 300) continue;
-            if (!cuda_gemm_can_so(k, &w, counts[c], segments, args.n_splits, args.pairs)) continue;
+            if (!can_here(k, &w, counts[c], segments, ways[i])) continue;
             GPU_DRIVER(cuMemsetD8Async(d_out, GPU_POISON, out_bytes, gpu->stream));
             GPU_CHECK(cuda_gemm_run_by(gemm, k, &args, &e));
             gpu_read(got, d_out, n_values * 2);

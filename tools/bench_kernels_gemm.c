@@ -185,20 +185,20 @@ static uint32_t tuned_segments(const struct gemm *g, int matrix, uint32_t n_rows
     return segments[matrix];
 }
 
-static struct call call_of(const struct matrix *m, uint32_t n_rows, uint32_t segments,
-                           enum sm90_gemm_form form) {
+static struct call call_of(const struct gemm *g, const struct matrix *m, uint32_t n_rows,
+                           uint32_t segments, enum sm90_gemm_form form) {
     return (struct call){.m = m,
                          .n_rows = n_rows,
                          .segments = segments,
-                         .kernel = cuda_gemm_choose(&m->w, n_rows, segments),
+                         .kernel = cuda_gemm_chosen(g->gemm, &m->w, n_rows, segments),
                          .form = form};
 }
 
 static void product(struct gemm *g, int matrix, uint32_t n_rows, enum sm90_gemm_form form) {
     const struct matrix *m = &g->matrices[matrix];
     const uint32_t segments = tuned_segments(g, matrix, n_rows);
-    const struct call canonical = call_of(m, n_rows, m->segments, form);
-    const struct call tuned = call_of(m, n_rows, segments, form);
+    const struct call canonical = call_of(g, m, n_rows, m->segments, form);
+    const struct call tuned = call_of(g, m, n_rows, segments, form);
     const double n = m->n, n_k = m->n_k;
     char request[BENCH_REQUEST_BYTES];
     struct bench_line line = {
@@ -232,7 +232,7 @@ static struct bench_graph record_layer(struct gemm *g, uint32_t n_rows, bool tun
     for (int i = 0; i < HEAD; i++) {
         const struct matrix *m = &g->matrices[i];
 
-        c[i] = call_of(m, n_rows, tuned ? tuned_segments(g, i, n_rows) : m->segments, forms[i]);
+        c[i] = call_of(g, m, n_rows, tuned ? tuned_segments(g, i, n_rows) : m->segments, forms[i]);
     }
     bench_gpu_begin(&g->k->gpu);
     /* The last is not fed back, or values would vanish. */
@@ -276,7 +276,7 @@ static void by_hand(struct gemm *g) {
     for (int i = 0; i < N_MATRICES; i++) {
         const struct matrix *m = &g->matrices[i];
         struct call a =
-            call_of(m, HAND_ROWS, m->segments, i == HEAD ? SM90_GEMM_F32 : SM90_GEMM_BF16);
+            call_of(g, m, HAND_ROWS, m->segments, i == HEAD ? SM90_GEMM_F32 : SM90_GEMM_BF16);
         struct call b = a;
         struct bench_graph ptx, nvrtc;
         double us[3];
