@@ -1398,6 +1398,67 @@ static void test_sampling_places(void **state) {
     }
 }
 
+/* When attention may start beside q, k and v: as docs/performance.md has it measured, of a large model
+ * and of a small one. */
+static void test_attention_next(void **state) {
+    enum { ROWS = 300, AT_ONCE = SM90_GEMM_NEXT_AT_ONCE, LAST = SM90_GEMM_NEXT_LAST_TILE };
+    static const struct {
+        uint32_t n_rows, want[2];
+    } cases[] = {{1, {AT_ONCE, LAST}},
+                 {8, {AT_ONCE, LAST}},
+                 {9, {SM90_GEMM_NEXT_BEHIND, AT_ONCE}},
+                 {16, {SM90_GEMM_NEXT_BEHIND, AT_ONCE}},
+                 {17, {AT_ONCE, AT_ONCE}},
+                 {32, {AT_ONCE, AT_ONCE}},
+                 {33, {LAST, AT_ONCE}},
+                 {64, {LAST, AT_ONCE}},
+                 {ROWS, {LAST, LAST}}};
+    const struct schedule s = schedule_canonical();
+    static struct device_row rows[ROWS];
+    static uint16_t row[6144];
+
+    (void)state;
+    for (uint32_t i = 0; i < ROWS; i++) rows[i] = (struct device_row){1, i, 0};
+    for (int small = 0; small < 2; small++) {
+        struct model m = small_model;
+        struct device_limits l = small_limits;
+        struct device *dev;
+        struct err e;
+
+        m.hidden = small ? 576 : 4096;
+        m.n_heads = small ? 9 : 32;
+        m.n_kv_heads = small ? 3 : 8;
+        m.head_dim = small ? 64 : 128;
+        l.n_rows = ROWS;
+        l.n_seq_pages = l.n_pages = (ROWS + DEVICE_PAGE_TOKENS - 1) / DEVICE_PAGE_TOKENS;
+        l.n_positions = l.n_seq_pages * DEVICE_PAGE_TOKENS;
+        assert_int_equal(open_device(&dev, &e), 0);
+        assert_int_equal(dev->ops->load(dev, &m, NULL, &l, &e), 0);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+            struct device_batch b = small_batch(0);
+            const uint32_t n_turned = cuda->n_turned;
+
+            b.n_rows = cases[i].n_rows;
+            b.rows = rows;
+            b.n_seqs = 1;
+            b.n_wants = 0;
+            assert_int_equal(dev->ops->upload(dev, &b, &e), 0);
+            assert_int_equal(dev->ops->embed(dev, &e), 0);
+            assert_int_equal(dev->ops->attn_in(dev, 0, &s, &e), 0);
+            assert_int_equal(dev->ops->attend(dev, 0, &s, &e), 0);
+            assert_int_equal(dev->ops->attn_out(dev, 0, &s, &e), 0);
+            assert_int_equal(dev->ops->mlp_in(dev, 0, &s, &e), 0);
+            assert_int_equal(dev->ops->mlp_out(dev, 0, &s, &e), 0);
+            assert_int_equal(dev->ops->attn_in(dev, 1, &s, &e), 0);
+            assert_int_equal(dev->ops->read(dev, DEVICE_QKV, 0, row, &e), 0);
+            /* Of few rows those of the first layer, which nobody squared, are rotated apart. */
+            assert_int_equal(cuda->n_turned - n_turned, cases[i].n_rows <= 8 ? 1 : 2);
+            assert_int_equal(cuda->turned_next, cases[i].want[small]);
+        }
+        dev->ops->close(dev);
+    }
+}
+
 /* ---- attention's plan ---- */
 
 enum { PLAN_ROWS = 600 };
@@ -1601,6 +1662,7 @@ int main(void) {
         CASE(test_launches),
         CASE(test_layer_launches),
         CASE(test_sampling_places),
+        CASE(test_attention_next),
         CASE(test_page_tables),
         CASE(test_filled_up),
         CASE(test_layout),

@@ -564,6 +564,16 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
     return CUDA_SUCCESS;
 }
 
+static void see_product(const char *name, void **params) {
+    const struct sm90_gemm *g;
+
+    if (strncmp(name, "sm90_gemm_bf16_", 15) || !strcmp(name, "sm90_gemm_bf16_pack")) return;
+    g = params[strcmp(name, "sm90_gemm_bf16_any") ? 1 : 0];
+    if (g->form != SM90_GEMM_TURNED) return;
+    stub_cuda.n_turned++;
+    stub_cuda.turned_next = g->next;
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **params,
                           void **extra) {
     CUresult r = call_on(AT_cuLaunchKernelEx, c->hStream, 0, 0);
@@ -591,6 +601,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **p
         stub_cuda.attended.grid[2] = c->gridDimZ;
         memcpy(&stub_cuda.attended.a, params[0], sizeof(stub_cuda.attended.a));
     }
+    see_product(t->name, params);
     if (recorded)
         recorded->n_launches++;
     else

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "ptx/sm90_attn.h"
+#include "ptx/sm90_gemm.h"
 
 enum { STUB_NAME_BYTES = 64, STUB_TEXT_BYTES = 160, STUB_COPIES = 8 };
 
@@ -47,6 +48,8 @@ struct stub {
         uint64_t to, n_bytes;
     } copies[STUB_COPIES];
     uint64_t cleared, cleared_bytes; /* by bytes, of late */
+    uint32_t n_turned;               /* products that rotate and store.. */
+    uint32_t turned_next;            /* ..and enum sm90_gemm_next of the last */
     struct {
         char name[STUB_NAME_BYTES];
         uint32_t grid[3];
