@@ -59,7 +59,8 @@ void bench_lab_open(struct bench_lab *l, const struct bench_options *o, const ch
     struct weights *w = NULL;
     struct err e = {""};
 
-    *l = (struct bench_lab){.o = o, .model = *m, .n_seqs_max = size->n_seqs};
+    *l = (struct bench_lab){
+        .o = o, .model = *m, .n_layers = m->n_layers, .n_seqs_max = size->n_seqs};
     l->model.context = context;
     if (size->n_layers)
         l->model.n_layers = size->n_layers == UINT32_MAX ? cold_layers(m) : size->n_layers;

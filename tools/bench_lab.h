@@ -41,6 +41,7 @@ struct bench_lab {
     const struct bench_options *o;
     struct model model;
     struct device *dev;
+    uint32_t n_layers; /* of the model asked for; model.n_layers are on the device */
     uint32_t n_seq_pages, n_pages, n_seqs_max, n_logit_rows;
     uint32_t *pages; /* [n_seqs][n_seq_pages] */
     struct device_row *rows;

@@ -2,9 +2,9 @@
  * on this GPU, as the text of runtime/schedule_sm90.inc.
  *
  * Stages are timed as a step runs them, of a model that is geometry only, with as many layers as
- * L2 does not hold.  All candidates take turns in every round; the median counts, and what is
- * canonical stays unless another wins by a margin; of products and norms, whose kernels overlap
- * their neighbours and choose how these begin, also in whole layers. */
+ * L2 does not hold.  All candidates take turns in every round; the median counts.  What is canonical
+ * stays unless another wins by a margin and a step is faster for it: whole layers are timed, too,
+ * since kernels overlap their neighbours and choose how these begin, and a norm is in two stages. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static const struct bench_lab_size on_gpu = {UINT32_MAX, 2048, 256, 1 << 15, 1 <
                                    on_twin = {1, 32, 4, 1024, 2048};
 
 /* Less by so much in the median, and less in all rounds but one: of a stage, of whole layers. */
-static const double margin = 1.02, layer_margin = 1.002;
+static const double margin = 1.02, layer_margin = 1.005;
 static const double hopeless = 1.3, forsaken = 3;
 
 /* A candidate's part in its schedule, and how long the stage takes. */
@@ -96,6 +96,28 @@ static uint32_t race(struct bench_lab *t, enum bench_lab_stage stage, struct can
             c[i].us < c[best].us)
             best = i;
     return best;
+}
+
+/* Whether what won its stage makes whole layers faster, too. */
+static bool layer_race(struct bench_lab *t, const char *what, const struct candidate *canonical,
+                       const struct candidate *best, void (*set)(struct schedule *, uint32_t)) {
+    struct candidate two[] = {{.value = canonical->value}, {.value = best->value}};
+    const bool won = race(t, BENCH_LAB_LAYER, two, 2, 0, set) == 1;
+
+    fprintf(stderr, "%-8s       a layer: %u= %.2f %u %.2f\n", what, two[0].value, two[0].us,
+            two[1].value, two[1].us);
+    return won;
+}
+
+/* The same of the head, which is once in a step. */
+static bool head_counts(struct bench_lab *t, const struct candidate *canonical,
+                        const struct candidate *best) {
+    const struct schedule s = schedule_canonical();
+    double layer_us = 0;
+
+    for (int use = 0; use < 3; use++) layer_us = bench_lab_us(t, BENCH_LAB_LAYER, &s, 1);
+    return (canonical->us - best->us) * layer_margin >
+           (layer_margin - 1) * (t->n_layers * layer_us + canonical->us);
 }
 
 /* What was timed, for the point's line and for whoever watches. */
@@ -191,25 +213,19 @@ static uint32_t index_of(const struct candidate *c, uint32_t value) {
     return i;
 }
 
-/* Whether the winner of its stage makes whole layers faster, too.  A norm's run is in two stages. */
-static bool layer_race(struct bench_lab *t, const struct part *p, uint32_t canonical,
-                       uint32_t best) {
-    struct candidate two[] = {{.value = p->c[canonical].value}, {.value = p->c[best].value}};
-    const bool won = race(t, BENCH_LAB_LAYER, two, 2, 0, p->set) == 1;
-
-    fprintf(stderr, "%-8s       a layer: %u= %.2f %u %.2f\n", p->name, two[0].value, two[0].us,
-            two[1].value, two[1].us);
-    return won;
-}
-
 static void part_race(struct bench_lab *t, struct part *p, uint32_t n_rows) {
     const uint32_t canonical = index_of(p->c, p->canonical);
     struct point *at = &p->points[p->n_points++];
+    uint32_t best = race(t, p->stage, p->c, 4, canonical, p->set);
 
-    *at = (struct point){.a = n_rows, .best = race(t, p->stage, p->c, 4, canonical, p->set)};
-    if (at->best != canonical && p->stage != BENCH_LAB_LOGITS &&
-        !layer_race(t, p, canonical, at->best))
-        at->best = canonical;
+    if (best != canonical) {
+        const struct candidate *won = &p->c[best], *c = &p->c[canonical];
+
+        if (p->stage == BENCH_LAB_LOGITS ? !head_counts(t, c, won)
+                                         : !layer_race(t, p->name, c, won, p->set))
+            best = canonical;
+    }
+    *at = (struct point){.a = n_rows, .best = best};
     tell(p->name, at, p->c, 4, canonical);
 }
 
@@ -252,6 +268,9 @@ static void attend_race(struct bench_lab *t, const char *what, uint32_t n_rows, 
     for (uint32_t i = 0; i < N_SPLITS; i++) /* one split is one, however long */
         c[i].lost = i != CANONICAL_SPLIT && i > 0 && c[i - 1].value >= n_keys;
     at->best = race(t, BENCH_LAB_ATTEND, c, N_SPLITS, CANONICAL_SPLIT, set_split);
+    if (at->best != CANONICAL_SPLIT &&
+        !layer_race(t, what, &c[CANONICAL_SPLIT], &c[at->best], set_split))
+        at->best = CANONICAL_SPLIT;
     tell(what, at, c, N_SPLITS, CANONICAL_SPLIT);
 }
 
