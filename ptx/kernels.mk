@@ -62,6 +62,7 @@ $(stubs):
 CXX := $(if $(filter default,$(origin CXX)),$(if $(findstring clang,$(CC)),clang++,g++),$(CXX))
 sim_attn := $(filter sm90_attn_bf16_%,$(kernel_names))
 sim_gemm := $(filter-out %few8,$(filter sm90_gemm_bf16_%,$(kernel_names)))
+sim_sample := $(filter sm90_sample_%,$(kernel_names))
 sim_core := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/sim/*.c))
 # The simulator is fast under sanitizers too; its arithmetic, which mma_step looks after, is without.
 $(sim_core): private ALL_CFLAGS += -O2
@@ -74,8 +75,8 @@ $(BUILD)/tests/sim_attn_test: LIBS += $(sim_core) $(sim_attn:%=$(BUILD)/tests/si
 $(BUILD)/tests/sim_gemm_test: $(sim_core) $(sim_gemm:%=$(BUILD)/tests/sim/%.o)
 $(BUILD)/tests/sim_gemm_test: LIBS += $(sim_core) $(sim_gemm:%=$(BUILD)/tests/sim/%.o) \
     -Wl,--wrap=cuda_driver_entry,--wrap=cuda_driver_launch
-$(BUILD)/tests/sim_sample_test: $(sim_core) $(BUILD)/tests/sim/sm90_sample_f32.o
-$(BUILD)/tests/sim_sample_test: LIBS += $(sim_core) $(BUILD)/tests/sim/sm90_sample_f32.o $(BUILD)/llm42d.a
+$(BUILD)/tests/sim_sample_test: $(sim_core) $(sim_sample:%=$(BUILD)/tests/sim/%.o)
+$(BUILD)/tests/sim_sample_test: LIBS += $(sim_core) $(sim_sample:%=$(BUILD)/tests/sim/%.o) $(BUILD)/llm42d.a
 endif
 
 $(BUILD)/tests/sim/sm90_%.o: ptx/sm90_%.cu $(BUILD)/flags

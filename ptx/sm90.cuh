@@ -144,6 +144,42 @@ DEVICE float4 sm90_load_peer(u32 address, u32 rank) {
     return v;
 }
 
+DEVICE u32 sm90_load1_peer(u32 address, u32 rank) {
+    u32 r;
+
+    asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %1, %2;\n"
+                 "ld.shared::cluster.b32 %0, [peer];\n}"
+                 : "=r"(r)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return r;
+}
+
+DEVICE u64 sm90_load2_peer(u32 address, u32 rank) {
+    u64 r;
+
+    asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %1, %2;\n"
+                 "ld.shared::cluster.b64 %0, [peer];\n}"
+                 : "=l"(r)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return r;
+}
+
+DEVICE void sm90_store1_peer(u32 address, u32 rank, u32 x) {
+    asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %0, %1;\n"
+                 "st.shared::cluster.b32 [peer], %2;\n}" ::"r"(address),
+                 "r"(rank), "r"(x)
+                 : "memory");
+}
+
+DEVICE void sm90_store2_peer(u32 address, u32 rank, u64 x) {
+    asm volatile("{\n.reg .b32 peer;\nmapa.shared::cluster.u32 peer, %0, %1;\n"
+                 "st.shared::cluster.b64 [peer], %2;\n}" ::"r"(address),
+                 "r"(rank), "l"(x)
+                 : "memory");
+}
+
 /* The copy engine.  Sizes and addresses are multiples of 16. */
 
 DEVICE u64 sm90_policy_evict_first(void) {

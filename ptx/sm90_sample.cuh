@@ -39,7 +39,7 @@ struct shared {
     unsigned n_list, bin, id;
     unsigned number, nth; // the row that the block is at
     batch_want want;
-    float max, lse;       // of it
+    float max, lse, target; // of it
     unsigned bound; // of the race: the bits of a time that is not below the least
 };
 
@@ -149,6 +149,19 @@ static __device__ inline float exponent_of(float max) {
     return floorf(max * NUM_LOG2E) + 1.0f;
 }
 
+// fl(S_c pow2(M_c - M)) of SPEC 2.10, +0 where there is no such chunk.
+static __device__ inline float scaled(float max, float sum, float exponent, bool is_there) {
+    const float d = exponent_of(max) - exponent;
+
+    return is_there ? sum * (d >= -126.0f ? num_pow2((int)d) : 0.0f) : 0.0f;
+}
+
+static __device__ inline float warp_tree(float v) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) v = v + __shfl_xor_sync(~0u, v, step);
+    return v;
+}
+
 // The first id, by way of the chunks' maxima.
 static __device__ unsigned find_first(shared &s, const row &r, const batch_chunk *chunks,
                                       unsigned n_chunks) {
@@ -201,7 +214,7 @@ static __device__ inline word64 weight(float e) {
 // as ties have, adding one by one takes a turn a lane: so for one bin, or two, one lane adds all.
 // Shared memory adds 32 bits by itself; 64 it does not.
 template <bool WEIGHED>
-static __device__ inline void add_to_bin(shared &s, bool is_there, unsigned bin, word64 w) {
+static __device__ inline void add_to_bin(word64 *bins, bool is_there, unsigned bin, word64 w) {
     unsigned left = __ballot_sync(~0u, is_there);
 
     for (int i = 0; i < (WEIGHED ? 2 : 1) && left; i++) {
@@ -219,18 +232,18 @@ static __device__ inline void add_to_bin(shared &s, bool is_there, unsigned bin,
         }
         if (threadIdx.x % 32 == 0) {
             if (WEIGHED)
-                atomicAdd(&s.bins[leader], all);
+                atomicAdd(&bins[leader], all);
             else
-                atomicAdd((unsigned *)&s.bins[leader], LOW(all));
+                atomicAdd((unsigned *)&bins[leader], LOW(all));
         }
         is_there = is_there && !same;
         left = __ballot_sync(~0u, is_there);
     }
     if (!is_there) return;
     if (WEIGHED)
-        atomicAdd(&s.bins[bin], w);
+        atomicAdd(&bins[bin], w);
     else
-        atomicAdd((unsigned *)&s.bins[bin], 1u);
+        atomicAdd((unsigned *)&bins[bin], 1u);
 }
 
 // Values to select from: logits, or the maxima of chunks.
@@ -266,7 +279,7 @@ static __device__ word64 tally(shared &s, const values &from, unsigned lo, unsig
             const word64 w = WEIGHED ? weight(weights[i]) : 1;
 
             if (key > hi) above += w;
-            add_to_bin<WEIGHED>(s, key >= lo && key <= hi, (hi - key) >> shift, w);
+            add_to_bin<WEIGHED>(s.bins, key >= lo && key <= hi, (hi - key) >> shift, w);
         }
     }
     return block_sum(s, above, before); // its barriers: the bins are full
@@ -504,6 +517,26 @@ static __device__ inline uint4 words_of(const batch_want &want, unsigned group) 
                       num_random(want.seed, want.position, group * 4 | 3));
 }
 
+// Four adjacent ids from `id` on, of which some run; s.bound is there.
+static __device__ inline void run_four(shared &s, const batch_want &want, unsigned id,
+                                       const bool (&runs)[4], const float (&e)[4], word64 &best) {
+    const uint4 made = words_of(want, id / 4);
+    const unsigned words[4] = {made.x, made.y, made.z, made.w};
+    const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
+
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower
+        // than some other by more than that is out
+        if (!runs[i] || (float)words[i] * 0x1.7147p-32f > bound * e[i]) continue;
+        const word64 own = time_of(id | i, words[i], e[i]);
+
+        if (own <= best) continue;
+        best = own;
+        atomicMin(&s.bound, HIGH(~own));
+    }
+}
+
 static __device__ word64 race(shared &s, const row &r, const batch_want &want, const cut &kept) {
     word64 best = 0;
     float4 v = load_four(r.logits, threadIdx.x * 4, r.vocab);
@@ -523,21 +556,7 @@ static __device__ word64 race(shared &s, const row &r, const batch_want &want, c
             runs[i] = id + i < r.vocab && e[i] > 0.0f && e[i] >= want.min_p &&
                       is_kept(kept, key_of(four[i]), id + i);
         if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
-        const uint4 made = words_of(want, id / 4);
-        const unsigned words[4] = {made.x, made.y, made.z, made.w};
-        const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
-
-#pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower
-            // than some other by more than that is out
-            if (!runs[i] || (float)words[i] * 0x1.7147p-32f > bound * e[i]) continue;
-            const word64 own = time_of(id | i, words[i], e[i]);
-
-            if (own <= best) continue;
-            best = own;
-            atomicMin(&s.bound, HIGH(~own));
-        }
+        run_four(s, want, id, runs, e, best);
     }
     return best;
 }

@@ -128,13 +128,6 @@ static __device__ inline void sum_any(const work &w, unsigned row, unsigned grou
     if (lane == 0) w.maxima[(size_t)row * w.n_groups + group] = most;
 }
 
-// fl(S_c pow2(M_c - M)) of SPEC 2.10, +0 where there is no such chunk.
-static __device__ inline float scaled(float max, float sum, float exponent, bool is_there) {
-    const float d = exponent_of(max) - exponent;
-
-    return is_there ? sum * (d >= -126.0f ? num_pow2((int)d) : 0.0f) : 0.0f;
-}
-
 // The tree over 16 adjacent chunks.
 static __device__ inline float sum_16(const batch_chunk *chunks, unsigned first, unsigned n_chunks,
                                       float exponent) {
@@ -150,12 +143,6 @@ static __device__ inline float sum_16(const batch_chunk *chunks, unsigned first,
                scaled(two.z, two.w, exponent, c + 1 < n_chunks);
     }
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
-}
-
-static __device__ inline float warp_tree(float v) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) v = v + __shfl_xor_sync(~0u, v, step);
-    return v;
 }
 
 // S of SPEC 2.10 by a warp, 32 adjacent chunks a lane.

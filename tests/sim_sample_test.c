@@ -113,7 +113,8 @@ static void quiet(struct batch_result *r) {
         if (r->top_logprobs[i] != r->top_logprobs[i]) r->top_logprobs[i] = NUM_NAN;
 }
 
-static void compare(const struct task *t, struct batch_result *results, uint32_t n_blocks) {
+static void compare(const struct task *t, const char *by, struct batch_result *results,
+                    uint32_t n_blocks) {
     void *scratch = take((size_t)t->vocab * 8, 0);
 
     for (uint32_t row = 0; row < t->n_rows; row++) {
@@ -127,16 +128,38 @@ static void compare(const struct task *t, struct batch_result *results, uint32_t
         }
         if (!memcmp(&want, is, sizeof(want))) continue;
         if (n_failed++ < 10)
-            printf("vocab %u, row %u of %u, %u blocks (temperature %a top_k %u top_p %u min_p %a): "
+            printf("%s: vocab %u, row %u of %u, %u blocks (temperature %a top_k %u top_p %u min_p %a): "
                    "numeric %u %u, token %u %u, logprob %a %a, target %a %a, lse %a %a, n_top %u "
                    "%u\n",
-                   t->vocab, row, t->n_rows, n_blocks, (double)w->temperature, w->top_k,
+                   by, t->vocab, row, t->n_rows, n_blocks, (double)w->temperature, w->top_k,
                    w->top_part, (double)w->min_p, want.numeric, is->numeric, want.token, is->token,
                    (double)want.logprob, (double)is->logprob, (double)want.target_logprob,
                    (double)is->target_logprob, (double)want.lse, (double)is->lse, want.n_top,
                    is->n_top);
     }
     free(scratch);
+}
+
+/* The same by a cluster a row, of so many blocks. */
+static void run_spread(struct task *t, void *results, void *logits, void *scratch,
+                       uint32_t n_ranks) {
+    uint32_t share = (t->n_chunks + n_ranks - 1) / n_ranks;
+
+    if (SM90_SPREAD_BYTES(share, n_ranks) > SM90_SPREAD_BYTES_MAX) return;
+    memset(results, POISON, t->n_rows * sizeof(struct batch_result));
+    memset(logits, POISON, t->n_logit_bytes);
+    memset(scratch, POISON, t->n_logit_bytes);
+    sim_run(&(struct sim_launch){
+        .name = "sm90_sample_f32_spread",
+        .grid = {t->n_rows * n_ranks},
+        .block = {SM90_SAMPLE_THREADS},
+        .cluster = n_ranks,
+        .shared_bytes = SM90_SPREAD_BYTES(share, n_ranks),
+        .n_units = n_ranks * (1 + next() % 2),
+        .params = (void *[]){&results, &t->wants, &logits, &scratch, &n_ranks, &t->vocab,
+                             &t->stride, &t->n_chunks, &share},
+        .previous = write_logits});
+    compare(t, "spread", results, n_ranks);
 }
 
 /* n_blocks 0: a block a row, one after the other. */
@@ -179,7 +202,10 @@ static void run(uint32_t vocab, uint32_t n_rows, uint32_t n_blocks, uint32_t dra
     for (uint32_t row = 0; row < n_rows; row++)
         if (counts[row] != 0 && n_failed++ < 10)
             printf("vocab %u, row %u: counted %u behind the end\n", vocab, row, counts[row]);
-    compare(t, results, n_blocks);
+    compare(t, "dealt", results, n_blocks);
+    for (uint32_t n_ranks = 1; n_ranks <= SM90_SPREAD_RANKS; n_ranks *= 2)
+        if (n_ranks == 8 || (n_rows < 50 && next() % 3 == 0))
+            run_spread(t, results, logits, scratch, n_ranks);
     printf("%s: %u rows of %u, %u blocks\n", n_failed > before ? "FAIL" : "ok", n_rows, vocab,
            n_blocks);
     fflush(stdout);

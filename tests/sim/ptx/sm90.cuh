@@ -326,6 +326,30 @@ DEVICE float4 sm90_load_peer(u32 address, u32 rank) {
     return sm90_load4(sim_peer(address, rank));
 }
 
+DEVICE u32 sm90_load1_peer(u32 address, u32 rank) {
+    u32 v;
+
+    memcpy(&v, sim_at(sim_peer(address, rank), sizeof(v)), sizeof(v));
+    return v;
+}
+
+DEVICE u64 sm90_load2_peer(u32 address, u32 rank) {
+    u64 v;
+
+    memcpy(&v, sim_at(sim_peer(address, rank), sizeof(v)), sizeof(v));
+    return v;
+}
+
+DEVICE void sm90_store1_peer(u32 address, u32 rank, u32 x) {
+    sim_pause();
+    memcpy(sim_at(sim_peer(address, rank), sizeof(x)), &x, sizeof(x));
+}
+
+DEVICE void sm90_store2_peer(u32 address, u32 rank, u64 x) {
+    sim_pause();
+    memcpy(sim_at(sim_peer(address, rank), sizeof(x)), &x, sizeof(x));
+}
+
 DEVICE u64 sm90_policy_evict_first(void) {
     return 0;
 }
