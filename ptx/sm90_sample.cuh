@@ -12,12 +12,12 @@ enum {
     THREADS = SM90_SAMPLE_THREADS,
     WARPS = THREADS / 32,
     CHUNK = SM90_SAMPLE_CHUNK,
-    N_BINS = 512,     // of keys
-    BIN_BITS = 9,     // of their number
-    N_DEPTHS = 1024,  // bins of weights by depth below the first id,
-    DEPTHS = 16,      // so many to a factor of two
-    LIST_MAX = 1024,  // ids that are put in order at once
-    FINEST = 40,      // bits of a weight
+    N_BINS = 512,    // of keys
+    BIN_BITS = 9,    // of their number
+    N_DEPTHS = 1024, // bins of weights by depth below the first id,
+    DEPTHS = 16,     // so many to a factor of two
+    LIST_MAX = 1024, // ids that are put in order at once
+    FINEST = 40,     // bits of a weight
 };
 
 #define LEAST_KEY 0x7fffffu // of -infinity
@@ -40,7 +40,7 @@ struct shared {
     unsigned number, nth; // the row that the block is at
     batch_want want;
     float max, lse, target; // of it
-    unsigned bound; // of the race: the bits of a time that is not below the least
+    unsigned bound;         // of the race: the bits of a time that is not below the least
 };
 
 struct row {
@@ -268,7 +268,10 @@ static __device__ word64 tally(shared &s, const values &from, unsigned lo, unsig
     if (WEIGHED) e = load_four(from.e, threadIdx.x * 4, from.n);
     for (unsigned first = 0; first < from.n; first += THREADS * EACH) {
         const unsigned id = first + threadIdx.x * EACH, next = id + THREADS * EACH;
-        const float four[4] = {WIDE ? v.x : id < from.n ? from.at[2 * (size_t)id] : 0.0f, v.y, v.z, v.w};
+        const float four[4] = {WIDE          ? v.x
+                               : id < from.n ? from.at[2 * (size_t)id]
+                                             : 0.0f,
+                               v.y, v.z, v.w};
         const float weights[4] = {e.x, e.y, e.z, e.w};
 
         if (WIDE) v = load_four(from.at, next, from.n);
@@ -331,7 +334,7 @@ static __device__ cut cut_ties(shared &s, const row &r, unsigned key, word64 n, 
         if (n_before + n_here >= n) {
             if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
             __syncthreads(); // all warps' counts are in place
-#pragma unroll 1 // registers
+#pragma unroll 1             // registers
             for (unsigned i = 0; i < threadIdx.x / 32; i++) n_before += (unsigned)s.parts[i];
             n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
             if (is_one && n_before + 1 == n) s.id = id;
@@ -473,8 +476,10 @@ static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned key
         const unsigned n = ballot ? (unsigned)__ffs((int)ballot) - 1 : 32;
 
         if (n < 32) hi = min(hi, lo + step * n);
-        if (n > 0) lo = min(hi, lo + step * (n - 1) + 1);
-        else lo = hi;
+        if (n > 0)
+            lo = min(hi, lo + step * (n - 1) + 1);
+        else
+            lo = hi;
     }
     return hi;
 }
@@ -561,6 +566,23 @@ static __device__ word64 race(shared &s, const row &r, const batch_want &want, c
     return best;
 }
 
+// The race of the first k ids, at most LIST_MAX, that are put in order: to each thread its best.
+static __device__ word64 race_first(shared &s, const row &r, const batch_want &want,
+                                    const batch_chunk *chunks, unsigned n_chunks,
+                                    unsigned key_first) {
+    list_first(s, r, chunks, n_chunks, want.top_k, key_first);
+    const bool is_there = threadIdx.x < want.top_k;
+    const unsigned id = ~LOW(is_there ? s.list[threadIdx.x] : ~0ull);
+    const float e = is_there ? e_of(r, r.logits[id]) : 0.0f;
+    const uint4 words = words_of(want, id / 4);
+    word64 before, total = block_sum(s, weight(e), before);
+
+    if (!(e > 0.0f && e >= want.min_p) ||
+        (want.top_part && before >= target_of(total, want.top_part)))
+        return 0;
+    return time_of(id, id & 2 ? (id & 1 ? words.w : words.z) : (id & 1 ? words.y : words.x), e);
+}
+
 // SPEC 2.11 for a temperature: e, what is kept of it, the race.
 static __device__ unsigned choose(shared &s, const row &r, const batch_want &want,
                                   const batch_chunk *chunks, unsigned n_chunks, float max) {
@@ -570,23 +592,12 @@ static __device__ unsigned choose(shared &s, const row &r, const batch_want &wan
     word64 best = 0;
 
     if (by_k && want.top_k <= LIST_MAX) {
-        list_first(s, r, chunks, n_chunks, want.top_k, key_first);
-        const bool is_there = threadIdx.x < want.top_k;
-        const unsigned id = ~LOW(is_there ? s.list[threadIdx.x] : ~0ull);
-        const float e = is_there ? e_of(r, r.logits[id]) : 0.0f;
-        const uint4 words = words_of(want, id / 4);
-        word64 before, total = block_sum(s, weight(e), before);
-
-        if (e > 0.0f && e >= want.min_p &&
-            (!want.top_part || before < target_of(total, want.top_part)))
-            best = time_of(id, id & 2 ? (id & 1 ? words.w : words.z) : (id & 1 ? words.y : words.x),
-                           e);
+        best = race_first(s, r, want, chunks, n_chunks, key_first);
     } else {
         if (by_k) kept = keep_first(s, r, want.top_k, key_first);
         const word64 total = weigh(s, r, kept, want.top_part);
 
-        if (want.top_part)
-            kept = keep_weights(s, r, target_of(total, want.top_part), key_first);
+        if (want.top_part) kept = keep_weights(s, r, target_of(total, want.top_part), key_first);
         __syncthreads(); // e is in place
         best = race(s, r, want, kept);
     }

@@ -25,10 +25,10 @@
 #include "ptx/sm90_sample.cuh"
 
 enum {
-    GROUP = SM90_SAMPLE_GROUP * CHUNK,    // logits
-    VALUES = GROUP / 32,                  // of a lane, adjacent: four lanes have a chunk
-    PIECES = VALUES / 4,                  // of 16 bytes
-    PART = 32 * 32,                       // chunks that a warp sums at once
+    GROUP = SM90_SAMPLE_GROUP * CHUNK, // logits
+    VALUES = GROUP / 32,               // of a lane, adjacent: four lanes have a chunk
+    PIECES = VALUES / 4,               // of 16 bytes
+    PART = 32 * 32,                    // chunks that a warp sums at once
 };
 
 extern __shared__ __align__(128) unsigned char sample_dynamic[];
@@ -232,7 +232,8 @@ static __device__ void sum_groups(const work &w, u32 stage, u32 barrier) {
     unsigned n_through = 0, parity = 0;
 
     const auto fetch = [&]() {
-        const unsigned n_bytes = min(GROUP + 0u, w.stride - group * GROUP) * (unsigned)sizeof(float);
+        const unsigned n_bytes =
+            min(GROUP + 0u, w.stride - group * GROUP) * (unsigned)sizeof(float);
 
         if (lane != 0) return;
         sm90_barrier_expect(barrier, n_bytes);
@@ -312,7 +313,8 @@ static __device__ void end_row_by_block(shared &s, const work &w) {
 
     for (unsigned i = threadIdx.x; i < sizeof(batch_result) / sizeof(unsigned); i += THREADS)
         ((unsigned *)&w.results[s.number])[i] = 0;
-    first = find_first(s, r, chunks, w.n_chunks); // its barriers: the zeros come before what follows
+    first =
+        find_first(s, r, chunks, w.n_chunks); // its barriers: the zeros come before what follows
     max = number_of(r.logits[first]);
 
     if (threadIdx.x == 0) s.max = max;

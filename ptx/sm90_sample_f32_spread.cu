@@ -5,8 +5,8 @@
 //   wants     [n_rows]; a row whose n_top is BATCH_NO_WANT is left as it is
 //   logits    f32 [n_rows][stride], the first vocab of a row, 16-byte aligned
 //   scratch   f32 [n_rows][stride], 16-byte aligned; stride a multiple of 4
-//   share     chunks of 128 logits a block: n_ranks of them are not less than n_chunks
-//   grid      (n_rows n_ranks, 1, 1), clusters of n_ranks, at most SM90_SPREAD_RANKS
+//   share     chunks of 128 logits a block: all blocks' are not less than n_chunks
+//   grid      (n_ranks, n_rows, 1), clusters of n_ranks, at most SM90_SPREAD_RANKS
 //   block     (1024, 1, 1)
 //   shared    SM90_SPREAD_BYTES(share, n_ranks) dynamic, 13 KB
 //   rounding  bit-exact: exp2p of num.h, trees over adjacent ids and chunks; sums of weights are
@@ -19,12 +19,12 @@
 // each of them knows the largest logit and the logsumexp without asking.  A draw then weighs its share
 // by depth, the ranks read each other's bins, and each finds the same bin by the same sums; the ids of
 // that bin are selected by key, bins of keys read in the same way.  Whoever has the token writes it.
-// top_k and lists of the most probable are one block's work, as in sm90_sample_f32.
+// top_k up to 1024 and lists of the most probable are one block's work, as in sm90_sample_f32.
 #include "ptx/sm90_sample.cuh"
 
 enum {
-    AT_ONCE = 4,          // chunks that a warp sums
-    KEY_BITS = 10,        // of the number of a bin of keys:
+    AT_ONCE = 4,            // chunks that a warp sums
+    KEY_BITS = 10,          // of the number of a bin of keys:
     N_KEYS = 1 << KEY_BITS, // a thread a bin
 };
 
@@ -37,18 +37,18 @@ extern __shared__ __align__(128) unsigned char spread_dynamic[];
 // What the ranks read of each other, or leave with each other.
 struct shown {
     unsigned depths[N_DEPTHS];
-    word64 bins[2][N_KEYS];  // in turns: who is one meeting ahead leaves in peace who still reads
-    word64 above[2][WARPS];  // weights of keys above those in the bins, in turns too
-    word64 weights[WARPS];   // of all
+    word64 bins[2][N_KEYS]; // in turns: who is one meeting ahead leaves in peace who still reads
+    word64 above[2][WARPS]; // weights of keys above those in the bins, in turns too
+    word64 weights[WARPS];  // of all
     word64 bests[SM90_SPREAD_RANKS][WARPS];
-    unsigned n_ties, last;
+    unsigned n_ties[2], last[2]; // of top_k, of top_p
 };
 
 static_assert(sizeof(shown) <= SM90_SPREAD_SHOWN, "the shared memory that launches ask for");
 
 struct spread {
     const float *from; // the row's logits
-    unsigned rank, n_ranks, share;
+    unsigned share;
     unsigned first, n; // ids of this rank
     unsigned turn;
 };
@@ -94,14 +94,14 @@ static __device__ void sum_any(const spread &p, unsigned c, unsigned vocab) {
     for (int k = 0; k < 4; k++) v[k] = num_exp2(num_fma(v[k], NUM_LOG2E, -exponent));
     const float sum = warp_tree((v[0] + v[1]) + (v[2] + v[3]));
 
-    if (lane < p.n_ranks)
-        sm90_store2_peer(sm90_shared(&table(p)[c]), lane, (word64)num_bits(sum) << 32 | num_bits(max));
+    if (lane < gridDim.x)
+        sm90_store2_peer(sm90_shared(&table(p)[c]), lane,
+                         (word64)num_bits(sum) << 32 | num_bits(max));
 }
 
 // Over the lanes, by halves of what is left: chunk i of four at the lanes whose last two bits are
 // lane_of(i).
-template <class OP>
-static __device__ inline float fold(const float (&v)[AT_ONCE], OP op) {
+template <class OP> static __device__ inline float fold(const float (&v)[AT_ONCE], OP op) {
     const bool odd = threadIdx.x & 1, second = threadIdx.x & 2;
     const float low = op(odd ? v[2] : v[0], __shfl_xor_sync(~0u, odd ? v[0] : v[2], 1));
     const float high = op(odd ? v[3] : v[1], __shfl_xor_sync(~0u, odd ? v[1] : v[3], 1));
@@ -120,12 +120,14 @@ static __device__ void sum_four(const spread &p, unsigned local, unsigned vocab)
 
 #pragma unroll
     for (unsigned i = 0; i < AT_ONCE; i++)
-        v[i] = load_four(p.from, (local + i) * CHUNK < p.n ? p.first + (local + i) * CHUNK + 4 * lane : vocab,
-                         vocab);
+        v[i] = load_four(
+            p.from, (local + i) * CHUNK < p.n ? p.first + (local + i) * CHUNK + 4 * lane : vocab,
+            vocab);
 #pragma unroll
     for (unsigned i = 0; i < AT_ONCE; i++) {
         max[i] = fmaxf(fmaxf(v[i].x, v[i].y), fmaxf(v[i].z, v[i].w));
-        least[i] = sm90_min_or_nan(sm90_min_or_nan(v[i].x, v[i].y), sm90_min_or_nan(v[i].z, v[i].w));
+        least[i] =
+            sm90_min_or_nan(sm90_min_or_nan(v[i].x, v[i].y), sm90_min_or_nan(v[i].z, v[i].w));
     }
     const float most = fold(max, [](float a, float b) { return fmaxf(a, b); });
     const float exponent = exponent_of(most);
@@ -153,7 +155,7 @@ static __device__ void sum_four(const spread &p, unsigned local, unsigned vocab)
     const float sum = fold(sums, [](float a, float b) { return a + b; });
     const unsigned c = local + lane % 2 * 2 + lane / 2 % 2;
 
-    for (unsigned rank = lane / AT_ONCE; rank < p.n_ranks; rank += 32 / AT_ONCE)
+    for (unsigned rank = lane / AT_ONCE; rank < gridDim.x; rank += 32 / AT_ONCE)
         if (c * CHUNK < p.n)
             sm90_store2_peer(sm90_shared(&table(p)[p.first / CHUNK + c]), rank,
                              (word64)num_bits(sum) << 32 | num_bits(most));
@@ -199,8 +201,9 @@ static __device__ word64 find_chunk(shared &s, const spread &p, unsigned n_chunk
     return best;
 }
 
-// e of this rank's ids; of `summed` ones the weights, and, roughly, by depth.
-static __device__ void weigh_share(shown &x, const spread &p, const row &r, bool summed) {
+// e of this rank's ids that top_k keeps; where `summed` their weights, and, roughly, by depth.
+static __device__ void weigh_share(shown &x, const spread &p, const row &r, const cut &kept,
+                                   bool summed) {
     word64 sum = 0;
 
     for (unsigned i = threadIdx.x; i < p.n / 4; i += THREADS) {
@@ -213,6 +216,7 @@ static __device__ void weigh_share(shown &x, const spread &p, const row &r, bool
             const float d = depth(r, four[k]);
 
             e[k] = d >= DEPTH_LEAST ? num_exp2_plain(d) : 0.0f;
+            if (kept.key && !is_kept(kept, key_of(four[k]), p.first + 4 * i + k)) e[k] = 0.0f;
             if (!summed) continue;
             const unsigned bin = min(__float2uint_rz(d * -(float)DEPTHS), N_DEPTHS - 1u);
             const word64 w = weight(e[k]);
@@ -241,7 +245,7 @@ static __device__ void weigh_share(shown &x, const spread &p, const row &r, bool
 static __device__ word64 sum_ranks(const word64 (&parts)[WARPS], const spread &p) {
     word64 v = 0;
 
-    for (unsigned rank = 0; rank < p.n_ranks; rank++)
+    for (unsigned rank = 0; rank < gridDim.x; rank++)
         v += sm90_load2_peer(sm90_shared(&parts[threadIdx.x % 32]), rank);
     return warp_sum(v);
 }
@@ -274,14 +278,16 @@ static __device__ void pick(shared &s, shown &x, const spread &p, unsigned lo, u
     if (lane == 0) x.above[p.turn][threadIdx.x / 32] = above;
 }
 
-// Of the ids in order, the key within lo .. hi of the one at which the sum reaches the target.
+// Of the ids in order, the key within lo .. hi of the one at which the sum reaches the target; where
+// not WEIGHED each weighs 1, and none is above hi.
+template <bool WEIGHED>
 static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned lo, unsigned hi,
                                         word64 target) {
     bool is_first = true;
 
-    pick(s, x, p, lo, hi);
+    if (WEIGHED) pick(s, x, p, lo, hi);
     __syncthreads(); // all are picked
-    const bool some = s.n_list <= SM90_SPREAD_PICKED;
+    const bool some = WEIGHED && s.n_list <= SM90_SPREAD_PICKED;
     const unsigned n = some ? s.n_list : p.n;
 
     for (;;) {
@@ -293,13 +299,13 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
             const unsigned i = first + threadIdx.x, at = i >= n ? 0 : some ? picked()[i] : i;
             const unsigned key = i < n ? key_of(own_logits()[at]) : 0;
 
-            add_to_bin<true>(x.bins[p.turn], key >= lo && key <= hi, (hi - key) >> shift,
-                             weight(own_e(p)[at]));
+            add_to_bin<WEIGHED>(x.bins[p.turn], key >= lo && key <= hi, (hi - key) >> shift,
+                                WEIGHED ? weight(own_e(p)[at]) : 1);
         }
         sm90_cluster_sync(); // all ranks' bins are full
-        for (unsigned rank = 0; rank < p.n_ranks; rank++)
+        for (unsigned rank = 0; rank < gridDim.x; rank++)
             own += sm90_load2_peer(sm90_shared(&x.bins[p.turn][threadIdx.x]), rank);
-        if (is_first) above = sum_ranks(x.above[p.turn], p);
+        if (WEIGHED && is_first) above = sum_ranks(x.above[p.turn], p);
         is_first = false;
         p.turn ^= 1;
         x.bins[p.turn][threadIdx.x] = 0; // what all read before they came to the last meeting
@@ -322,18 +328,18 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
 }
 
 // Keeps n of the n_there ids that have this key: the lowest.
-static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned vocab, unsigned key,
+static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned of, unsigned key,
                                 word64 n, word64 n_there) {
     unsigned n_own = 0, n_before = 0;
 
-    if (n >= n_there) return {key, vocab};
+    if (n >= n_there) return {key, ~0u};
     for (unsigned i = threadIdx.x; i < p.n; i += THREADS) n_own += key_of(own_logits()[i]) == key;
     n_own = __reduce_add_sync(~0u, n_own);
-    if (threadIdx.x % 32 == 0) atomicAdd(&x.n_ties, n_own);
+    if (threadIdx.x % 32 == 0) atomicAdd(&x.n_ties[of], n_own);
     sm90_cluster_sync(); // all ranks have counted
-    n_own = x.n_ties;
-    for (unsigned rank = 0; rank < p.rank; rank++)
-        n_before += sm90_load1_peer(sm90_shared(&x.n_ties), rank);
+    n_own = x.n_ties[of];
+    for (unsigned rank = 0; rank < blockIdx.x; rank++)
+        n_before += sm90_load1_peer(sm90_shared(&x.n_ties[of]), rank);
     for (unsigned start = 0; n_before < n && n_before + n_own >= n; start += THREADS) {
         const unsigned i = start + threadIdx.x;
         const bool is_one = i < p.n && key_of(own_logits()[i]) == key;
@@ -343,19 +349,26 @@ static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned v
         if (n_before + n_here >= n) {
             if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
             __syncthreads(); // all warps' counts are in place
-#pragma unroll 1 // registers
+#pragma unroll 1             // registers
             for (unsigned w = 0; w < threadIdx.x / 32; w++) n_before += (unsigned)s.parts[w];
             n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
             if (is_one && n_before + 1 == n)
-                for (unsigned rank = 0; rank < p.n_ranks; rank++)
-                    sm90_store1_peer(sm90_shared(&x.last), rank, p.first + i);
+                for (unsigned rank = 0; rank < gridDim.x; rank++)
+                    sm90_store1_peer(sm90_shared(&x.last[of]), rank, p.first + i);
             break;
         }
         n_before += n_here;
         n_own -= n_here;
     }
     sm90_cluster_sync(); // the last kept id is there
-    return {key, x.last};
+    return {key, x.last[of]};
+}
+
+static __device__ cut keep_first_share(shared &s, shown &x, spread &p, unsigned k,
+                                       unsigned key_first) {
+    const selected found = select_share<false>(s, x, p, LEAST_KEY, key_first, k);
+
+    return cut_share(s, x, p, 0, found.key, found.left, found.sum);
 }
 
 // Of the ids in order, the first ones, as long as the weights before an id sum to less than t of
@@ -369,7 +382,7 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
     sm90_cluster_sync(); // all ranks have weighed theirs
     const word64 target = target_of(sum_ranks(x.weights, p), top_part);
 
-    for (unsigned rank = 0; rank < p.n_ranks; rank++)
+    for (unsigned rank = 0; rank < gridDim.x; rank++)
         own += sm90_load1_peer(sm90_shared(&x.depths[threadIdx.x]), rank);
     (void)block_sum(s, (word64)own << coarse(threadIdx.x, r.vocab), before);
     // the last depth that something is at and that the target reaches, give or take what the sums
@@ -389,11 +402,11 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
         const unsigned lo = s.id, hi = s.bound;
 
         // where no key has this depth, on as before
-        if (lo <= hi) found = select_share(s, x, p, lo, hi, target);
+        if (lo <= hi) found = select_share<true>(s, x, p, lo, hi, target);
     }
     const word64 one = weight(e_of(r, logit_of(found.key)));
 
-    return cut_share(s, x, p, r.vocab, found.key, (found.left + one - 1) / one, found.sum / one);
+    return cut_share(s, x, p, 1, found.key, (found.left + one - 1) / one, found.sum / one);
 }
 
 // The token, for all ranks.
@@ -418,11 +431,11 @@ static __device__ unsigned race_share(shared &s, shown &x, const spread &p, cons
         run_four(s, want, id, runs, e, best);
     }
     best = warp_max(best);
-    if (lane < p.n_ranks)
-        sm90_store2_peer(sm90_shared(&x.bests[p.rank][threadIdx.x / 32]), lane, best);
+    if (lane < gridDim.x)
+        sm90_store2_peer(sm90_shared(&x.bests[blockIdx.x][threadIdx.x / 32]), lane, best);
     sm90_cluster_sync(); // all ranks' are there
     best = 0;
-    for (unsigned rank = 0; rank < p.n_ranks; rank++) {
+    for (unsigned rank = 0; rank < gridDim.x; rank++) {
         const word64 other = x.bests[rank][lane];
 
         best = other > best ? other : best;
@@ -435,7 +448,7 @@ static __device__ void write_list(shared &s, const spread &p, const row &r, unsi
                                   batch_result *to) {
     const unsigned n_top = s.want.n_top, i = threadIdx.x;
 
-    if (n_top > 0) list_first(s, r, table(p), n_chunks, n_top, key_of(s.max));
+    if (n_top > 0) list_first(s, r, table(p), (r.vocab + CHUNK - 1) / CHUNK, n_top, key_of(s.max));
     if (i >= BATCH_TOP_MAX) return;
     const unsigned id = i < n_top ? ~LOW(s.list[i]) : 0;
 
@@ -445,20 +458,15 @@ static __device__ void write_list(shared &s, const spread &p, const row &r, unsi
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     sm90_sample_f32_spread(batch_result *__restrict__ results, const batch_want *__restrict__ wants,
-                           const float *__restrict__ logits, float *scratch, unsigned n_ranks,
-                           unsigned vocab, unsigned stride, unsigned n_chunks, unsigned share) {
+                           const float *__restrict__ logits, float *scratch, unsigned vocab,
+                           unsigned stride, unsigned n_chunks, unsigned share) {
     __shared__ shared s;
+    __shared__ row r;
     shown &x = *(shown *)spread_dynamic;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const unsigned number = blockIdx.x / n_ranks, rank = sm90_cluster_rank();
+    const unsigned number = blockIdx.y, rank = blockIdx.x;
     const unsigned first = min(rank * share, n_chunks), end = min(first + share, n_chunks);
-    spread p = {logits + (size_t)number * stride,
-                rank,
-                n_ranks,
-                share,
-                first * CHUNK,
-                (end - first) * CHUNK,
-                0};
+    spread p = {logits + (size_t)number * stride, share, first * CHUNK, (end - first) * CHUNK, 0};
     batch_result *to = &results[number];
     unsigned word = 0;
     float sum, target = 0.0f;
@@ -466,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sm90_cluster_arrive();
     x.depths[threadIdx.x] = 0;
     x.bins[0][threadIdx.x] = 0;
-    if (threadIdx.x == 0) x.n_ties = 0;
+    if (threadIdx.x < 2) x.n_ties[threadIdx.x] = 0;
     sm90_cluster_wait(); // all ranks run: they may be written to
     sm90_wait_previous();
     sm90_launch_next();
@@ -492,31 +500,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float max = logit_of(HIGH(best)), exponent = exponent_of(max);
     const float lse = num_fma(exponent, NUM_LN2, num_log2(sum) * NUM_LN2);
     const unsigned chunk = ~LOW(best);
-    row r = {p.from, scratch + (size_t)number * stride, vocab, want.temperature,
-             max / want.temperature};
+    const float z_first = max / want.temperature;
 
     if (!is_finite(lse) || !is_finite(max)) {
         if (rank == 0 && threadIdx.x < sizeof(*to) / 4)
             ((unsigned *)to)[threadIdx.x] = threadIdx.x == sizeof(*to) / 4 - 1;
         return;
     }
-    const bool draws = want.temperature != 0.0f && is_finite(r.z_first);
-    const bool by_k = draws && want.top_k > 0 && want.top_k < vocab;
+    const bool draws = want.temperature != 0.0f && is_finite(z_first);
     unsigned token = chunk * CHUNK, writer;
 
     if (threadIdx.x == 0) {
         s.max = max;
         s.lse = lse;
+        r = {p.from, scratch + (size_t)number * stride, vocab, want.temperature, z_first};
     }
     __syncthreads(); // they are there
-    if (by_k) {
-        if (rank == 0) token = choose(s, r, want, table(p), n_chunks, max);
+    if (draws && want.top_k > 0 && want.top_k <= LIST_MAX && want.top_k < vocab) {
+        if (rank == 0)
+            token = ~LOW(block_max(s, race_first(s, r, want, table(p), n_chunks, key_of(s.max))));
         writer = 0;
     } else if (draws) {
         cut kept = {0, 0};
 
-        weigh_share(x, p, r, want.top_part);
-        if (want.top_part) kept = keep_share(s, x, p, r, want.top_part, HIGH(best));
+        if (want.top_k > 0 && want.top_k < vocab)
+            kept = keep_first_share(s, x, p, want.top_k, key_of(s.max));
+        weigh_share(x, p, r, kept, want.top_part);
+        if (want.top_part) kept = keep_share(s, x, p, r, want.top_part, key_of(s.max));
         token = race_share(s, x, p, want, kept);
         writer = token / CHUNK / share;
     } else {
@@ -533,7 +543,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (rank == writer && threadIdx.x == 0) {
-        const float logit = by_k ? p.from[token] : own_logits()[token - p.first];
+        const float lse = s.lse;
+        const float logit = token - p.first < p.n ? own_logits()[token - p.first] : r.logits[token];
 
         to->token = token;
         to->logprob = logit - lse;

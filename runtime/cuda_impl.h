@@ -33,7 +33,7 @@ struct cuda_layer {
 
 /* The kernels; one entry each. */
 struct cuda_entries {
-    CUfunction embed, random, norm, norm_many, norm_wide, rotary, sample, plain_attn;
+    CUfunction embed, random, norm, norm_many, norm_wide, rotary, sample, sample_spread, plain_attn;
 };
 
 /* A stage that was asked for and not launched yet. */

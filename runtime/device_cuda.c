@@ -475,6 +475,7 @@ static int find_entries(struct cuda_device *d, struct err *e) {
         {"sm90_residual_norm_bf16_nvrtc", &d->entries.norm_wide, 0},
         {"sm90_rotary_bf16", &d->entries.rotary, 0},
         {"sm90_sample_f32", &d->entries.sample, SM90_SAMPLE_BYTES},
+        {"sm90_sample_f32_spread", &d->entries.sample_spread, SM90_SPREAD_BYTES_MAX},
         {"sm90_plain_attn_bf16", &d->entries.plain_attn, 0},
     };
 

@@ -1363,37 +1363,58 @@ static void test_attention_places(void **state) {
     }
 }
 
-/* Blocks that choose tokens wait for each other: they are no more than have a place, and where none
- * is promised a row has one block. */
+/* A cluster chooses a row's token where rows are few and it certainly finds a place, and its share of
+ * the logits fits; else blocks wait for each other: they are no more than have a place, and where
+ * none is promised a row has one block. */
 static void test_sampling_places(void **state) {
-    enum { GROUPS = 5, UNITS_FEW = 3 };
+    enum { GROUPS = 5, UNITS_FEW = 3, RANKS = 8, ROWS_MAX = 64 };
     static const struct {
         int n_units, mps;
-        uint32_t n_rows, want;
+        uint32_t n_rows, vocab, want;
+        bool spread;
     } cases[] = {
-        {132, 0, 1, GROUPS},  {132, 0, 2, 2 * GROUPS},      {132, 1, 1, 1},
-        {132, 1, 2, 2},       {UNITS_FEW, 0, 1, UNITS_FEW}, {UNITS_FEW, 0, 2, UNITS_FEW},
-        {UNITS_FEW, 1, 2, 2},
+        {132, 0, 1, GROUPS * 1024 - 100, RANKS, true},
+        {132, 0, 2, GROUPS * 1024 - 100, 2 * RANKS, true},
+        {132, 0, 2, 128, 2 * RANKS, true},
+        {132, 0, ROWS_MAX, 1000, ROWS_MAX * RANKS, true},
+        {132, 0, ROWS_MAX + 1, 1000, ROWS_MAX + 1, false},
+        {132, 0, 2, 161 * 1024, 2 * RANKS, true},
+        {132, 0, 2, 162 * 1024, 132, false},
+        {32, 0, 1, GROUPS * 1024, RANKS, true},
+        {31, 0, 1, GROUPS * 1024, GROUPS, false},
+        {132, 1, 1, GROUPS * 1024, 1, false},
+        {132, 1, 2, GROUPS * 1024, 2, false},
+        {UNITS_FEW, 0, 1, GROUPS * 1024, UNITS_FEW, false},
+        {UNITS_FEW, 0, 2, GROUPS * 1024, UNITS_FEW, false},
+        {UNITS_FEW, 1, 2, GROUPS * 1024, 2, false},
     };
     const struct schedule s = schedule_canonical();
     struct model m = small_model;
 
     (void)state;
-    m.vocab = GROUPS * 1024 - 100;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const struct device_batch b = small_batch(0);
+        struct device_batch b = small_batch(0);
+        struct device_limits limits = small_limits;
+        struct device_want wants[ROWS_MAX + 1];
         struct device *dev;
         struct err e;
 
+        for (uint32_t row = 0; row <= ROWS_MAX; row++) wants[row] = small_wants[0];
+        b.wants = wants;
+        b.n_wants = cases[i].n_rows;
+        m.vocab = cases[i].vocab;
+        limits.n_wants = limits.n_logit_rows = ROWS_MAX + 1;
         cuda->n_units = cases[i].n_units;
         cuda->mps = cases[i].mps;
         assert_int_equal(open_device(&dev, &e), 0);
-        assert_int_equal(dev->ops->load(dev, &m, NULL, &small_limits, &e), 0);
+        assert_int_equal(dev->ops->load(dev, &m, NULL, &limits, &e), 0);
         assert_int_equal(dev->ops->upload(dev, &b, &e), 0);
         assert_int_equal(dev->ops->head(dev, 0, cases[i].n_rows, &s, &e), 0);
         assert_int_equal(dev->ops->sample(dev, 0, cases[i].n_rows, &e), 0);
         assert_int_equal(dev->ops->wait(dev, &e), 0);
         assert_int_equal(cuda->n_sampling, cases[i].want);
+        assert_string_equal(cuda->sampled,
+                            cases[i].spread ? "sm90_sample_f32_spread" : "sm90_sample_f32");
         dev->ops->close(dev);
     }
 }

@@ -128,7 +128,8 @@ static void compare(const struct task *t, const char *by, struct batch_result *r
         }
         if (!memcmp(&want, is, sizeof(want))) continue;
         if (n_failed++ < 10)
-            printf("%s: vocab %u, row %u of %u, %u blocks (temperature %a top_k %u top_p %u min_p %a): "
+            printf("%s: vocab %u, row %u of %u, %u blocks (temperature %a top_k %u top_p %u min_p "
+                   "%a): "
                    "numeric %u %u, token %u %u, logprob %a %a, target %a %a, lse %a %a, n_top %u "
                    "%u\n",
                    by, t->vocab, row, t->n_rows, n_blocks, (double)w->temperature, w->top_k,
@@ -149,16 +150,15 @@ static void run_spread(struct task *t, void *results, void *logits, void *scratc
     memset(results, POISON, t->n_rows * sizeof(struct batch_result));
     memset(logits, POISON, t->n_logit_bytes);
     memset(scratch, POISON, t->n_logit_bytes);
-    sim_run(&(struct sim_launch){
-        .name = "sm90_sample_f32_spread",
-        .grid = {t->n_rows * n_ranks},
-        .block = {SM90_SAMPLE_THREADS},
-        .cluster = n_ranks,
-        .shared_bytes = SM90_SPREAD_BYTES(share, n_ranks),
-        .n_units = n_ranks * (1 + next() % 2),
-        .params = (void *[]){&results, &t->wants, &logits, &scratch, &n_ranks, &t->vocab,
-                             &t->stride, &t->n_chunks, &share},
-        .previous = write_logits});
+    sim_run(&(struct sim_launch){.name = "sm90_sample_f32_spread",
+                                 .grid = {n_ranks, t->n_rows},
+                                 .block = {SM90_SAMPLE_THREADS},
+                                 .cluster = n_ranks,
+                                 .shared_bytes = SM90_SPREAD_BYTES(share, n_ranks),
+                                 .n_units = n_ranks * (1 + next() % 2),
+                                 .params = (void *[]){&results, &t->wants, &logits, &scratch,
+                                                      &t->vocab, &t->stride, &t->n_chunks, &share},
+                                 .previous = write_logits});
     compare(t, "spread", results, n_ranks);
 }
 

@@ -593,7 +593,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **p
             c->gridDimX % c->attrs[i].value.clusterDim.x)
             return wrong("a grid that is not of whole clusters");
     if (!strcmp(t->name, "sm90_embed_bf16")) stub_cuda.n_embedded = c->gridDimX;
-    if (!strcmp(t->name, "sm90_sample_f32")) stub_cuda.n_sampling = c->gridDimX;
+    if (!strncmp(t->name, "sm90_sample_", 12)) {
+        memcpy(stub_cuda.sampled, t->name, sizeof(t->name));
+        stub_cuda.n_sampling = c->gridDimX * c->gridDimY;
+    }
     if (!strncmp(t->name, "sm90_attn_", 10)) {
         memcpy(stub_cuda.attended.name, t->name, sizeof(t->name));
         stub_cuda.attended.grid[0] = c->gridDimX;

@@ -40,7 +40,8 @@ struct stub {
     char wrong[STUB_TEXT_BYTES];    /* ..the first of them */
     char failed[STUB_NAME_BYTES];   /* the call that `fail` struck */
     uint32_t n_embedded;            /* rows that the embedding was launched for, of late */
-    uint32_t n_sampling;            /* blocks of the choice of tokens, of late */
+    uint32_t n_sampling;            /* blocks of the choice of tokens, of late.. */
+    char sampled[STUB_NAME_BYTES];  /* ..and its kernel */
     uint32_t n_unfilled;            /* allocations that were not filled with 0xff, whole */
     uint64_t n_bytes, n_bytes_most; /* of the GPU's memory */
     uint32_t n_copies;              /* to the GPU; the last of them, number i at i % STUB_COPIES */
