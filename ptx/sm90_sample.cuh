@@ -202,6 +202,12 @@ static __device__ inline float depth(const row &r, float logit) {
     return (number_of(logit) / r.temperature - r.z_first) * NUM_LOG2E;
 }
 
+// The bin of a depth: never smaller for a smaller logit.
+static __device__ inline unsigned bin_of(float depth) {
+    // to the nearest integer, which is then in the low bits
+    return num_bits(fminf(depth * -(float)DEPTHS, N_DEPTHS - 1.0f) + 0x1p23f) - 0x4b000000;
+}
+
 static __device__ inline float e_of(const row &r, float logit) {
     return num_exp2(depth(r, logit));
 }
@@ -334,7 +340,7 @@ static __device__ cut cut_ties(shared &s, const row &r, unsigned key, word64 n, 
         if (n_before + n_here >= n) {
             if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
             __syncthreads(); // all warps' counts are in place
-#pragma unroll 1             // registers
+#pragma unroll 1 // registers
             for (unsigned i = 0; i < threadIdx.x / 32; i++) n_before += (unsigned)s.parts[i];
             n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
             if (is_one && n_before + 1 == n) s.id = id;
@@ -412,9 +418,10 @@ static __device__ inline word64 target_of(word64 total, word64 part) {
     return (total >> 24) * part + (((total & 0xffffff) * part + 0xffffff) >> 24);
 }
 
-// Bits of a weight that are left out of the sums by depth, so that these fit 32 bits.
+// Bits of a weight that are left out of the sums by depth, so that these fit 32 bits, and each
+// weight 22.
 static __device__ inline unsigned coarse(unsigned bin, unsigned vocab) {
-    const unsigned bits = (unsigned)__clz((int)vocab) - 1 + bin / DEPTHS; // beside the zeros above
+    const unsigned bits = min((unsigned)__clz((int)vocab) - 1, 22u) + bin / DEPTHS; // beside the zeros above
 
     return bits < FINEST ? FINEST - bits : 0;
 }
@@ -441,7 +448,7 @@ static __device__ word64 weigh(shared &s, const row &r, const cut &kept, bool su
 
             e[i] = is_there ? num_exp2(d) : 0.0f;
             if (!summed) continue;
-            const unsigned bin = min(__float2uint_rz(d * -(float)DEPTHS), N_DEPTHS - 1u);
+            const unsigned bin = bin_of(fminf(d, 0.0f)); // behind the row it may be above
             const word64 w = weight(e[i]);
             const unsigned rough = LOW(w >> coarse(bin, r.vocab));
             int equal;
@@ -462,24 +469,20 @@ static __device__ word64 weigh(shared &s, const row &r, const cut &kept, bool su
     return summed ? block_sum(s, sum, before) : 0; // its barriers: the bins are full
 }
 
-// The least key at or above a depth's bin.
-static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned key_first) {
-    unsigned lo = LEAST_KEY, hi = key_first; // hi is within, what is below lo is not
+// Of lanes whose keys grow, those that are below a depth's bin.
+static __device__ inline unsigned n_below(const row &r, unsigned bin, unsigned key) {
+    return __popc(__ballot_sync(~0u, bin_of(depth(r, logit_of(key))) > bin));
+}
 
+// The least key at or above a depth's bin, within lo .. hi, of which hi is at or above it.
+static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned lo, unsigned hi) {
     while (lo < hi) {
-        // 32 keys at once; the least that is within, or else the next
-        const unsigned step = (hi - lo + 31) / 32, key = lo + step * (threadIdx.x % 32);
-        const bool within =
-            key >= hi ||
-            min(__float2uint_rz(depth(r, logit_of(key)) * -(float)DEPTHS), N_DEPTHS - 1u) <= bin;
-        const unsigned ballot = __ballot_sync(~0u, within);
-        const unsigned n = ballot ? (unsigned)__ffs((int)ballot) - 1 : 32;
+        // 32 keys at once; the first that is, or else the next
+        const unsigned step = (hi - lo + 31) / 32;
+        const unsigned n = n_below(r, bin, min(lo + step * (threadIdx.x % 32), hi));
 
         if (n < 32) hi = min(hi, lo + step * n);
-        if (n > 0)
-            lo = min(hi, lo + step * (n - 1) + 1);
-        else
-            lo = hi;
+        lo = n > 0 ? min(hi, lo + step * (n - 1) + 1) : hi;
     }
     return hi;
 }
@@ -498,8 +501,8 @@ static __device__ cut keep_weights(shared &s, const row &r, word64 target, unsig
     selected found = {0, 1, 0, 0};
 
     for (; found.way; bin -= (unsigned)found.way) {
-        const unsigned lo = key_at_depth(r, bin, key_first);
-        const unsigned hi = bin ? key_at_depth(r, bin - 1, key_first) - 1 : key_first;
+        const unsigned lo = key_at_depth(r, bin, LEAST_KEY, key_first);
+        const unsigned hi = bin ? key_at_depth(r, bin - 1, LEAST_KEY, key_first) - 1 : key_first;
 
         // where no key has this depth, on as before
         if (lo <= hi) found = select<true, true>(s, logits, lo, hi, target);
@@ -522,26 +525,6 @@ static __device__ inline uint4 words_of(const batch_want &want, unsigned group) 
                       num_random(want.seed, want.position, group * 4 | 3));
 }
 
-// Four adjacent ids from `id` on, of which some run; s.bound is there.
-static __device__ inline void run_four(shared &s, const batch_want &want, unsigned id,
-                                       const bool (&runs)[4], const float (&e)[4], word64 &best) {
-    const uint4 made = words_of(want, id / 4);
-    const unsigned words[4] = {made.x, made.y, made.z, made.w};
-    const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
-
-#pragma unroll
-    for (unsigned i = 0; i < 4; i++) {
-        // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower
-        // than some other by more than that is out
-        if (!runs[i] || (float)words[i] * 0x1.7147p-32f > bound * e[i]) continue;
-        const word64 own = time_of(id | i, words[i], e[i]);
-
-        if (own <= best) continue;
-        best = own;
-        atomicMin(&s.bound, HIGH(~own));
-    }
-}
-
 static __device__ word64 race(shared &s, const row &r, const batch_want &want, const cut &kept) {
     word64 best = 0;
     float4 v = load_four(r.logits, threadIdx.x * 4, r.vocab);
@@ -561,7 +544,21 @@ static __device__ word64 race(shared &s, const row &r, const batch_want &want, c
             runs[i] = id + i < r.vocab && e[i] > 0.0f && e[i] >= want.min_p &&
                       is_kept(kept, key_of(four[i]), id + i);
         if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
-        run_four(s, want, id, runs, e, best);
+        const uint4 made = words_of(want, id / 4);
+        const unsigned words[4] = {made.x, made.y, made.z, made.w};
+        const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
+
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++) {
+            // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower
+            // than some other by more than that is out
+            if (!runs[i] || (float)words[i] * 0x1.7147p-32f > bound * e[i]) continue;
+            const word64 own = time_of(id | i, words[i], e[i]);
+
+            if (own <= best) continue;
+            best = own;
+            atomicMin(&s.bound, HIGH(~own));
+        }
     }
     return best;
 }

@@ -42,6 +42,7 @@ struct shown {
     word64 weights[WARPS];  // of all
     word64 bests[SM90_SPREAD_RANKS][WARPS];
     unsigned n_ties[2], last[2]; // of top_k, of top_p
+    batch_result *to;
 };
 
 static_assert(sizeof(shown) <= SM90_SPREAD_SHOWN, "the shared memory that launches ask for");
@@ -61,6 +62,11 @@ static __device__ inline u16 *picked(void) {
 
 static __device__ inline float *own_logits(void) {
     return (float *)(picked() + SM90_SPREAD_PICKED);
+}
+
+// In their place once they are weighed.
+static __device__ inline unsigned *own_keys(void) {
+    return (unsigned *)own_logits();
 }
 
 static __device__ inline float *own_e(const spread &p) {
@@ -201,50 +207,105 @@ static __device__ word64 find_chunk(shared &s, const spread &p, unsigned n_chunk
     return best;
 }
 
-// e of this rank's ids that top_k keeps; where `summed` their weights, and, roughly, by depth.
+// Sums of weights, halves of 20 bits apart, so that each adds up in 32: floor(e 2^40), as `weight`.
+struct sums {
+    unsigned high, low;
+
+    __device__ inline void add(float e) {
+        // 8 has 2^-20 as its last bit: rounded towards zero, the sum's low bits are floor(e 2^20);
+        // what is left of e is exact, and the same again
+        const float high_part = __fadd_rz(e, 8.0f);
+        const float low_part = __fadd_rz(e - (high_part - 8.0f), 0x1p-17f);
+
+        high += num_bits(high_part) - num_bits(8.0f);
+        low += num_bits(low_part) - num_bits(0x1p-17f);
+    }
+
+    __device__ inline word64 of_warp(void) const {
+        return warp_sum(((word64)high << 20) + low);
+    }
+};
+
+// `depth` without a branch, for |z_first| below 2^100: y is fl(1 / T).  One step makes the quotient
+// right to its last bit and the next rounds it as a division does (Markstein).  Where a step overflows
+// or underflows the result is no longer the quotient: then it is -infinity or a NaN, as it is for a
+// logit that is one, or so near 0 that e is 1 or z_first alone makes it: e is the same.
+static __device__ inline float depth_plain(const row &r, float y, float logit) {
+    float q = logit * y;
+
+    q = num_fma(num_fma(-r.temperature, q, logit), y, q);
+    q = num_fma(num_fma(-r.temperature, q, logit), y, q);
+    return (q - r.z_first) * NUM_LOG2E;
+}
+
+// Instead of the logits keys, and e of those that top_k keeps; where `summed` their weights, and,
+// roughly, by depth.
 static __device__ void weigh_share(shown &x, const spread &p, const row &r, const cut &kept,
                                    bool summed) {
-    word64 sum = 0;
+    const row own = r; // in registers
+    const unsigned vocab = r.vocab;
+    const float y = 1.0f / own.temperature;
+    const bool plain = fabsf(own.z_first) < 0x1p100f;
+    sums sum = {0, 0};
 
     for (unsigned i = threadIdx.x; i < p.n / 4; i += THREADS) {
         const float4 v = ((const float4 *)own_logits())[i];
         const float four[4] = {v.x, v.y, v.z, v.w};
+        unsigned keys[4], bins[4], rough[4];
         float e[4];
 
 #pragma unroll
         for (unsigned k = 0; k < 4; k++) {
-            const float d = depth(r, four[k]);
+            const float d = depth_plain(own, y, four[k]);
 
+            keys[k] = key_of(four[k]);
             e[k] = d >= DEPTH_LEAST ? num_exp2_plain(d) : 0.0f;
-            if (kept.key && !is_kept(kept, key_of(four[k]), p.first + 4 * i + k)) e[k] = 0.0f;
-            if (!summed) continue;
-            const unsigned bin = min(__float2uint_rz(d * -(float)DEPTHS), N_DEPTHS - 1u);
-            const word64 w = weight(e[k]);
-            const unsigned rough = LOW(w >> coarse(bin, r.vocab));
-            int equal;
-
-            sum += w;
-            // all of a warp in one bin is what ties look like
-            __match_all_sync(~0u, bin, &equal);
-            if (equal) {
-                const unsigned all = __reduce_add_sync(~0u, rough);
-
-                if (threadIdx.x % 32 == 0) atomicAdd(&x.depths[bin], all);
-            } else if (rough) {
-                atomicAdd(&x.depths[bin], rough);
-            }
+            bins[k] = bin_of(d);
         }
+        if (!plain || kept.key)
+#pragma unroll
+            for (unsigned k = 0; k < 4; k++) {
+                const float d = depth(own, four[k]);
+                const bool is_there =
+                    d >= DEPTH_LEAST && is_kept(kept, keys[k], p.first + 4 * i + k);
+
+                e[k] = is_there ? num_exp2_plain(d) : 0.0f;
+                bins[k] = bin_of(d);
+            }
         ((float4 *)own_e(p))[i] = make_float4(e[0], e[1], e[2], e[3]);
+        ((uint4 *)own_keys())[i] = make_uint4(keys[0], keys[1], keys[2], keys[3]);
+        if (!summed) continue;
+#pragma unroll
+        for (unsigned k = 0; k < 4; k++) {
+            sum.add(e[k]);
+            // the nearest integer, of 22 bits, is in the low bits
+            rough[k] = num_bits(e[k] * num_pow2((int)(FINEST - coarse(bins[k], vocab))) + 0x1p23f) -
+                       0x4b000000;
+        }
+        // all of a warp in one bin is what ties look like
+        const unsigned one = __shfl_sync(~0u, bins[0], 0);
+
+        if (__all_sync(~0u, bins[0] == one && bins[1] == one && bins[2] == one && bins[3] == one)) {
+            const unsigned all = __reduce_add_sync(~0u, rough[0] + rough[1] + rough[2] + rough[3]);
+
+            if (threadIdx.x % 32 == 0) atomicAdd(&x.depths[one], all);
+        } else {
+#pragma unroll
+            for (unsigned k = 0; k < 4; k++)
+                if (rough[k]) atomicAdd(&x.depths[bins[k]], rough[k]);
+        }
     }
     if (!summed) return;
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) x.weights[threadIdx.x / 32] = sum;
+    const word64 all = sum.of_warp();
+
+    if (threadIdx.x % 32 == 0) x.weights[threadIdx.x / 32] = all;
 }
 
 // Of all ranks' and warps' values the sum, by each warp.
 static __device__ word64 sum_ranks(const word64 (&parts)[WARPS], const spread &p) {
     word64 v = 0;
 
+#pragma unroll 8
     for (unsigned rank = 0; rank < gridDim.x; rank++)
         v += sm90_load2_peer(sm90_shared(&parts[threadIdx.x % 32]), rank);
     return warp_sum(v);
@@ -254,28 +315,30 @@ static __device__ word64 sum_ranks(const word64 (&parts)[WARPS], const spread &p
 // many, or more than SM90_SPREAD_PICKED where they do not fit.
 static __device__ void pick(shared &s, shown &x, const spread &p, unsigned lo, unsigned hi) {
     const unsigned lane = threadIdx.x % 32;
-    word64 above = 0;
+    sums above = {0, 0};
 
     for (unsigned i = threadIdx.x; i < p.n / 4; i += THREADS) {
-        const float4 v = ((const float4 *)own_logits())[i], w = ((const float4 *)own_e(p))[i];
-        const float four[4] = {v.x, v.y, v.z, v.w}, e[4] = {w.x, w.y, w.z, w.w};
+        const uint4 v = ((const uint4 *)own_keys())[i];
+        const float4 w = ((const float4 *)own_e(p))[i];
+        const unsigned keys[4] = {v.x, v.y, v.z, v.w};
+        const float e[4] = {w.x, w.y, w.z, w.w};
 
 #pragma unroll
         for (unsigned k = 0; k < 4; k++) {
-            const unsigned key = key_of(four[k]);
-            const bool is_within = key >= lo && key <= hi;
+            const bool is_within = keys[k] >= lo && keys[k] <= hi;
             const unsigned all = __ballot_sync(~0u, is_within);
             unsigned at = 0;
 
-            if (key > hi) above += weight(e[k]);
+            above.add(keys[k] > hi ? e[k] : 0.0f);
             if (!all) continue;
             if (lane == 0) at = atomicAdd(&s.n_list, (unsigned)__popc(all));
             at = __shfl_sync(~0u, at, 0) + __popc(all & ((1u << lane) - 1));
             if (is_within && at < SM90_SPREAD_PICKED) picked()[at] = (u16)(4 * i + k);
         }
     }
-    above = warp_sum(above);
-    if (lane == 0) x.above[p.turn][threadIdx.x / 32] = above;
+    const word64 all = above.of_warp();
+
+    if (lane == 0) x.above[p.turn][threadIdx.x / 32] = all;
 }
 
 // Of the ids in order, the key within lo .. hi of the one at which the sum reaches the target; where
@@ -297,12 +360,15 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
 
         for (unsigned first = 0; first < n; first += THREADS) {
             const unsigned i = first + threadIdx.x, at = i >= n ? 0 : some ? picked()[i] : i;
-            const unsigned key = i < n ? key_of(own_logits()[at]) : 0;
+            const unsigned key = i >= n      ? 0
+                                 : WEIGHED ? own_keys()[at]
+                                           : key_of(own_logits()[at]);
 
             add_to_bin<WEIGHED>(x.bins[p.turn], key >= lo && key <= hi, (hi - key) >> shift,
                                 WEIGHED ? weight(own_e(p)[at]) : 1);
         }
         sm90_cluster_sync(); // all ranks' bins are full
+#pragma unroll(WEIGHED ? 8 : 1) // registers
         for (unsigned rank = 0; rank < gridDim.x; rank++)
             own += sm90_load2_peer(sm90_shared(&x.bins[p.turn][threadIdx.x]), rank);
         if (WEIGHED && is_first) above = sum_ranks(x.above[p.turn], p);
@@ -328,31 +394,35 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
 }
 
 // Keeps n of the n_there ids that have this key: the lowest.
-static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned of, unsigned key,
+template <bool WEIGHED>
+static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned key,
                                 word64 n, word64 n_there) {
+    const unsigned of = WEIGHED;
     unsigned n_own = 0, n_before = 0;
 
     if (n >= n_there) return {key, ~0u};
-    for (unsigned i = threadIdx.x; i < p.n; i += THREADS) n_own += key_of(own_logits()[i]) == key;
+    for (unsigned i = threadIdx.x; i < p.n; i += THREADS) n_own += (WEIGHED ? own_keys()[i] : key_of(own_logits()[i])) == key;
     n_own = __reduce_add_sync(~0u, n_own);
     if (threadIdx.x % 32 == 0) atomicAdd(&x.n_ties[of], n_own);
     sm90_cluster_sync(); // all ranks have counted
     n_own = x.n_ties[of];
+#pragma unroll 1
     for (unsigned rank = 0; rank < blockIdx.x; rank++)
         n_before += sm90_load1_peer(sm90_shared(&x.n_ties[of]), rank);
     for (unsigned start = 0; n_before < n && n_before + n_own >= n; start += THREADS) {
         const unsigned i = start + threadIdx.x;
-        const bool is_one = i < p.n && key_of(own_logits()[i]) == key;
+        const bool is_one = i < p.n && (WEIGHED ? own_keys()[i] : key_of(own_logits()[i])) == key;
         const unsigned ballot = __ballot_sync(~0u, is_one);
         const unsigned n_here = (unsigned)__syncthreads_count(is_one);
 
         if (n_before + n_here >= n) {
             if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
             __syncthreads(); // all warps' counts are in place
-#pragma unroll 1             // registers
+#pragma unroll 1 // registers
             for (unsigned w = 0; w < threadIdx.x / 32; w++) n_before += (unsigned)s.parts[w];
             n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
             if (is_one && n_before + 1 == n)
+#pragma unroll 1
                 for (unsigned rank = 0; rank < gridDim.x; rank++)
                     sm90_store1_peer(sm90_shared(&x.last[of]), rank, p.first + i);
             break;
@@ -368,7 +438,23 @@ static __device__ cut keep_first_share(shared &s, shown &x, spread &p, unsigned 
                                        unsigned key_first) {
     const selected found = select_share<false>(s, x, p, LEAST_KEY, key_first, k);
 
-    return cut_share(s, x, p, 0, found.key, found.left, found.sum);
+    return cut_share<false>(s, x, p, found.key, found.left, found.sum);
+}
+
+// The least key at or above a depth's bin: most often near where it would be if nothing were rounded.
+static __device__ unsigned find_key(const row &r, unsigned bin, unsigned key_first) {
+    enum { NEAR = 32 };
+    const float z = r.z_first - ((float)bin + 0.5f) / (DEPTHS * NUM_LOG2E);
+    const unsigned about = key_of(z * r.temperature), from = about - 16 * NEAR;
+    unsigned lo = LEAST_KEY, hi = key_first;
+
+    if (about > lo + 16 * NEAR && about < hi - 16 * NEAR) {
+        const unsigned n = n_below(r, bin, from + NEAR * (threadIdx.x % 32));
+
+        if (n > 0) lo = from + NEAR * (n - 1) + 1;
+        if (n < 32) hi = from + NEAR * n;
+    }
+    return key_at_depth(r, bin, lo, hi);
 }
 
 // Of the ids in order, the first ones, as long as the weights before an id sum to less than t of
@@ -382,6 +468,7 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
     sm90_cluster_sync(); // all ranks have weighed theirs
     const word64 target = target_of(sum_ranks(x.weights, p), top_part);
 
+#pragma unroll 8
     for (unsigned rank = 0; rank < gridDim.x; rank++)
         own += sm90_load1_peer(sm90_shared(&x.depths[threadIdx.x]), rank);
     (void)block_sum(s, (word64)own << coarse(threadIdx.x, r.vocab), before);
@@ -395,8 +482,8 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
 
     for (; found.way; bin -= (unsigned)found.way) {
         __syncthreads(); // nobody reads the bounds of before, nor how many were picked
-        if (warp == 0) s.id = key_at_depth(r, bin, key_first);
-        if (warp == 1) s.bound = bin ? key_at_depth(r, bin - 1, key_first) - 1 : key_first;
+        if (warp == 0) s.id = find_key(r, bin, key_first);
+        if (warp == 1) s.bound = bin ? find_key(r, bin - 1, key_first) - 1 : key_first;
         if (threadIdx.x == 0) s.n_list = 0;
         __syncthreads(); // they are there, and none is picked
         const unsigned lo = s.id, hi = s.bound;
@@ -406,7 +493,49 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
     }
     const word64 one = weight(e_of(r, logit_of(found.key)));
 
-    return cut_share(s, x, p, 1, found.key, (found.left + one - 1) / one, found.sum / one);
+    return cut_share<true>(s, x, p, found.key, (found.left + one - 1) / one, found.sum / one);
+}
+
+// Four adjacent ids from `id` on, of which some run; s.bound is there.
+static __device__ inline void run_four(shared &s, const batch_want &want, unsigned id,
+                                       const bool (&runs)[4], const float (&e)[4], word64 &best) {
+    const uint4 made = words_of(want, id / 4);
+    const unsigned words[4] = {made.x, made.y, made.z, made.w};
+    const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
+
+    unsigned left = 0;
+
+    // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower than
+    // some other by more than that is out
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++)
+        left |= (runs[i] && (float)words[i] * 0x1.7147p-32f <= bound * e[i]) << i;
+    // the likely fastest first, so that few others have to run
+    while (left) {
+        unsigned at = 0, word = 0;
+        float own_e = 0.0f;
+
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++) {
+            if (!(left >> i & 1) ||
+                (own_e > 0.0f && (float)words[i] * own_e >= (float)word * e[i]))
+                continue;
+            at = i;
+            word = words[i];
+            own_e = e[i];
+        }
+        const word64 own = time_of(id | at, word, own_e);
+        const float time = num_from_bits(HIGH(~own));
+
+        if (own > best) {
+            best = own;
+            atomicMin(&s.bound, HIGH(~own));
+        }
+        left &= ~(1u << at);
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++)
+            if ((float)words[i] * 0x1.7147p-32f > time * e[i]) left &= ~(1u << i);
+    }
 }
 
 // The token, for all ranks.
@@ -419,14 +548,16 @@ static __device__ unsigned race_share(shared &s, shown &x, const spread &p, cons
     if (threadIdx.x == 0) s.bound = 0x7f800000;
     __syncthreads(); // the bound is there
     for (unsigned i = threadIdx.x; i < p.n / 4; i += THREADS) {
-        const float4 v = ((const float4 *)own_logits())[i], w = ((const float4 *)own_e(p))[i];
-        const float four[4] = {v.x, v.y, v.z, v.w}, e[4] = {w.x, w.y, w.z, w.w};
+        const uint4 v = ((const uint4 *)own_keys())[i];
+        const float4 w = ((const float4 *)own_e(p))[i];
+        const unsigned keys[4] = {v.x, v.y, v.z, v.w};
+        const float e[4] = {w.x, w.y, w.z, w.w};
         const unsigned id = p.first + 4 * i;
         bool runs[4];
 
 #pragma unroll
         for (unsigned k = 0; k < 4; k++)
-            runs[k] = e[k] > 0.0f && e[k] >= want.min_p && is_kept(kept, key_of(four[k]), id + k);
+            runs[k] = e[k] > 0.0f && e[k] >= want.min_p && is_kept(kept, keys[k], id + k);
         if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
         run_four(s, want, id, runs, e, best);
     }
@@ -435,6 +566,7 @@ static __device__ unsigned race_share(shared &s, shown &x, const spread &p, cons
         sm90_store2_peer(sm90_shared(&x.bests[blockIdx.x][threadIdx.x / 32]), lane, best);
     sm90_cluster_sync(); // all ranks' are there
     best = 0;
+#pragma unroll 8
     for (unsigned rank = 0; rank < gridDim.x; rank++) {
         const word64 other = x.bests[rank][lane];
 
@@ -467,7 +599,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned number = blockIdx.y, rank = blockIdx.x;
     const unsigned first = min(rank * share, n_chunks), end = min(first + share, n_chunks);
     spread p = {logits + (size_t)number * stride, share, first * CHUNK, (end - first) * CHUNK, 0};
-    batch_result *to = &results[number];
     unsigned word = 0;
     float sum, target = 0.0f;
 
@@ -475,6 +606,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     x.depths[threadIdx.x] = 0;
     x.bins[0][threadIdx.x] = 0;
     if (threadIdx.x < 2) x.n_ties[threadIdx.x] = 0;
+    if (threadIdx.x == 0) x.to = &results[number];
     sm90_cluster_wait(); // all ranks run: they may be written to
     sm90_wait_previous();
     sm90_launch_next();
@@ -503,8 +635,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float z_first = max / want.temperature;
 
     if (!is_finite(lse) || !is_finite(max)) {
-        if (rank == 0 && threadIdx.x < sizeof(*to) / 4)
-            ((unsigned *)to)[threadIdx.x] = threadIdx.x == sizeof(*to) / 4 - 1;
+        if (rank == 0 && threadIdx.x < sizeof(batch_result) / 4)
+            ((unsigned *)x.to)[threadIdx.x] = threadIdx.x == sizeof(batch_result) / 4 - 1;
         return;
     }
     const bool draws = want.temperature != 0.0f && is_finite(z_first);
@@ -543,8 +675,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (rank == writer && threadIdx.x == 0) {
+        batch_result *to = x.to;
         const float lse = s.lse;
-        const float logit = token - p.first < p.n ? own_logits()[token - p.first] : r.logits[token];
+        const float logit = draws ? r.logits[token] : own_logits()[token - p.first];
 
         to->token = token;
         to->logprob = logit - lse;
@@ -553,5 +686,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         to->n_top = want.n_top;
         to->numeric = 0;
     }
-    if (rank == 0) write_list(s, p, r, n_chunks, to);
+    if (rank == 0) write_list(s, p, r, n_chunks, x.to);
 }

@@ -541,6 +541,14 @@ DEVICE float sm90_min_or_nan(float a, float b) {
     return a != a || b != b ? __builtin_nanf("0x3fffff") : sim_min(a, b);
 }
 
+/* Towards zero, of what is not negative: a double has the sum, or what leaves it this float. */
+DEVICE float __fadd_rz(float a, float b) {
+    const double sum = (double)a + b;
+    const float near = (float)sum;
+
+    return near > sum ? nextafterf(near, 0.0f) : near;
+}
+
 /* Towards zero; a NaN is 0, what does not fit the nearest that does. */
 DEVICE u32 __float2uint_rz(float x) {
     return !(x > 0.0f) ? 0 : x >= 0x1p32f ? 0xffffffff : (u32)x;
