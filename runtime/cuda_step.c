@@ -4,7 +4,6 @@
 
 #include "ptx/sm90_batch.h"
 #include "ptx/sm90_norm.h"
-#include "ptx/sm90_sample.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
 #include "runtime/err.h"
@@ -20,9 +19,6 @@ enum {
     ROTARY_BLOCKS = 2, /* of a row */
     ATTN_THREADS = 128,
     ATTN_HEADS = 8,
-    SPREAD_RANKS = 8, /* blocks of a cluster that has a row's logits */
-    SPREAD_ROWS_MAX = 64,
-    SPREAD_UNITS_MIN = 4 * SPREAD_RANKS, /* with so many, a cluster finds a place */
 };
 
 static uint32_t groups(uint32_t n, uint32_t of) {
@@ -291,58 +287,6 @@ int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const stru
 
     if (r < 0) return r;
     return product(d, &d->head, d->normed, d->logits, n, s->head, SM90_GEMM_F32, e);
-}
-
-/* Chunks of a block where a cluster has a row, or 0: all blocks have groups of all rows.  Of many rows
- * those read the logits at the memory's rate, and a cluster may find no place beside others. */
-static uint32_t spread_share(const struct cuda_device *d, uint32_t n) {
-    const uint32_t share = (d->n_chunks + SPREAD_RANKS - 1) / SPREAD_RANKS;
-
-    return n <= SPREAD_ROWS_MAX && d->driver->n_own >= SPREAD_UNITS_MIN &&
-                   SM90_SPREAD_BYTES(share, SPREAD_RANKS) <= SM90_SPREAD_BYTES_MAX
-               ? share
-               : 0;
-}
-
-static int sample_spread(struct cuda_device *d, uint32_t first, uint32_t n, uint32_t share,
-                         struct err *e) {
-    CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
-    CUdeviceptr results = d->batch + d->at.results_off + first * sizeof(struct batch_result);
-    void *params[] = {&results,          &wants,       &d->logits, &d->weighed, &d->model.vocab,
-                      &d->logits_stride, &d->n_chunks, &share};
-    const struct cuda_launch launch = {.entry = d->entries.sample_spread,
-                                       .name = "sample",
-                                       .grid = {SPREAD_RANKS, n},
-                                       .block = {SM90_SAMPLE_THREADS},
-                                       .cluster = SPREAD_RANKS,
-                                       .shared_bytes = SM90_SPREAD_BYTES(share, SPREAD_RANKS),
-                                       .overlap = true,
-                                       .params = params};
-
-    return cuda_driver_launch(d->driver, &launch, e);
-}
-
-int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e) {
-    CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
-    CUdeviceptr results = d->batch + d->at.results_off + first * sizeof(struct batch_result);
-    const uint32_t n_groups = d->n_lse_groups, n_own = d->driver->n_own;
-    const uint32_t share = spread_share(d, n);
-    void *params[] = {&results,     &wants,          &d->logits, &d->chunks,      &d->maxima,
-                      &d->counts,   &d->weighed,     &n,         &d->model.vocab, &d->logits_stride,
-                      &d->n_chunks, &d->n_lse_groups};
-    const struct cuda_launch launch = {.entry = d->entries.sample,
-                                       .name = "sample",
-                                       /* Beside others a block waits for none: it has a row. */
-                                       .grid = {n_own == 0             ? n
-                                                : n_own < n * n_groups ? n_own
-                                                                       : n * n_groups},
-                                       .block = {SM90_SAMPLE_THREADS},
-                                       .shared_bytes = SM90_SAMPLE_BYTES,
-                                       .overlap = true,
-                                       .params = params};
-
-    if (share) return sample_spread(d, first, n, share, e);
-    return cuda_driver_launch(d->driver, &launch, e);
 }
 
 #endif

@@ -29,6 +29,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
 #include "ptx/sm90_sample.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
+#include "runtime/cuda_sample.h"
 #include "runtime/libnccl.h"
 
 _Static_assert(sizeof(struct batch_row) == sizeof(struct device_row), "rows travel as they are");
@@ -504,6 +505,7 @@ int device_cuda_open(const struct device_cuda_options *options, struct device **
     if (libnccl_load(&nccl, NULL) == 0) d->nccl_version = nccl.version;
     r = cuda_driver_open(&asked, &d->driver, e);
     if (r == 0) r = find_entries(d, e);
+    if (r == 0) r = cuda_sample_open(d, e);
     if (r == 0) r = cuda_gemm_open(d->driver, &d->gemm, e);
     if (r < 0) {
         close_device(&d->base);

@@ -63,6 +63,7 @@ struct err;
     X(cuFuncLoad, (CUfunction))                                                           \
     X(cuFuncSetAttribute, (CUfunction, CUfunction_attribute, int))                        \
     X(cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **, void **))           \
+    X(cuOccupancyMaxActiveClusters, (int *, CUfunction, const CUlaunchConfig *))          \
     X(cuTensorMapEncodeTiled,                                                             \
       (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,        \
        const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, \

@@ -1363,30 +1363,36 @@ static void test_attention_places(void **state) {
     }
 }
 
-/* A cluster chooses a row's token where rows are few and it certainly finds a place, and its share of
- * the logits fits; else blocks wait for each other: they are no more than have a place, and where
- * none is promised a row has one block. */
+/* A cluster chooses a row's token where rows are few, one finds a place, and its share of the logits
+ * fits; else blocks wait for each other: they are no more than have a place, and where none is
+ * promised a row has one block. */
 static void test_sampling_places(void **state) {
-    enum { GROUPS = 5, UNITS_FEW = 3, RANKS = 8, ROWS_MAX = 64 };
+    enum { GROUPS = 5, UNITS_FEW = 3, WIDE_MAX = 8, ROWS_MAX = 64 };
     static const struct {
-        int n_units, mps;
+        int n_units, mps, cluster;
         uint32_t n_rows, vocab, want;
         bool spread;
     } cases[] = {
-        {132, 0, 1, GROUPS * 1024 - 100, RANKS, true},
-        {132, 0, 2, GROUPS * 1024 - 100, 2 * RANKS, true},
-        {132, 0, 2, 128, 2 * RANKS, true},
-        {132, 0, ROWS_MAX, 1000, ROWS_MAX * RANKS, true},
-        {132, 0, ROWS_MAX + 1, 1000, ROWS_MAX + 1, false},
-        {132, 0, 2, 161 * 1024, 2 * RANKS, true},
-        {132, 0, 2, 162 * 1024, 132, false},
-        {32, 0, 1, GROUPS * 1024, RANKS, true},
-        {31, 0, 1, GROUPS * 1024, GROUPS, false},
-        {132, 1, 1, GROUPS * 1024, 1, false},
-        {132, 1, 2, GROUPS * 1024, 2, false},
-        {UNITS_FEW, 0, 1, GROUPS * 1024, UNITS_FEW, false},
-        {UNITS_FEW, 0, 2, GROUPS * 1024, UNITS_FEW, false},
-        {UNITS_FEW, 1, 2, GROUPS * 1024, 2, false},
+        {132, 0, 16, 1, GROUPS * 1024 - 100, 16, true},
+        {132, 0, 16, 2, 128, 32, true},
+        {132, 0, 16, WIDE_MAX, 1000, WIDE_MAX * 16, true},
+        {132, 0, 16, WIDE_MAX + 8, 1000, (WIDE_MAX + 8) * 8, true},
+        {132, 0, 16, ROWS_MAX, 1000, ROWS_MAX * 8, true},
+        {132, 0, 16, ROWS_MAX + 1, 1000, ROWS_MAX + 1, false},
+        {132, 0, 8, 1, GROUPS * 1024, 8, true},
+        {132, 0, 8, 2, 161 * 1024, 16, true},
+        {132, 0, 8, 2, 162 * 1024, 132, false},
+        {132, 0, 16, 16, 162 * 1024, 256, true},
+        {132, 0, 16, 16, 304 * 1024, 256, true},
+        {132, 0, 16, 16, 306 * 1024, 132, false},
+        {132, 1, 16, 1, GROUPS * 1024, 16, true},
+        {132, 0, 7, 1, GROUPS * 1024, GROUPS, false},
+        {132, 0, 7, 2, GROUPS * 1024 - 100, 2 * GROUPS, false},
+        {132, 1, 7, 1, GROUPS * 1024, 1, false},
+        {132, 1, 7, 2, GROUPS * 1024, 2, false},
+        {UNITS_FEW, 0, 0, 1, GROUPS * 1024, UNITS_FEW, false},
+        {UNITS_FEW, 0, 0, 2, GROUPS * 1024, UNITS_FEW, false},
+        {UNITS_FEW, 1, 0, 2, GROUPS * 1024, 2, false},
     };
     const struct schedule s = schedule_canonical();
     struct model m = small_model;
@@ -1406,6 +1412,7 @@ static void test_sampling_places(void **state) {
         limits.n_wants = limits.n_logit_rows = ROWS_MAX + 1;
         cuda->n_units = cases[i].n_units;
         cuda->mps = cases[i].mps;
+        cuda->cluster = cases[i].cluster;
         assert_int_equal(open_device(&dev, &e), 0);
         assert_int_equal(dev->ops->load(dev, &m, NULL, &limits, &e), 0);
         assert_int_equal(dev->ops->upload(dev, &b, &e), 0);

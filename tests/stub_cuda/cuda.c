@@ -58,6 +58,7 @@ __attribute__((constructor)) void stub_cuda_reset(void) {
                               .major = 9,
                               .version = 13000,
                               .n_units = 132,
+                              .cluster = 16,
                               .free_bytes = 140ull << 30,
                               .n_live = n_live,
                               .n_bytes = n_bytes};
@@ -572,6 +573,17 @@ static void see_product(const char *name, void **params) {
     if (g->form != SM90_GEMM_TURNED) return;
     stub_cuda.n_turned++;
     stub_cuda.turned_next = g->next;
+}
+
+CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction function, const CUlaunchConfig *c) {
+    CUresult r = call_in_context(AT_cuOccupancyMaxActiveClusters);
+
+    if (r != CUDA_SUCCESS) return r;
+    if (!find(KERNEL, function) || c->numAttrs != 1 ||
+        c->attrs[0].id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        return wrong("clusters of no kernel");
+    *out = c->gridDimX <= (unsigned)stub_cuda.cluster;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **params,

@@ -29,6 +29,7 @@ struct stub {
     uint64_t free_bytes;
     struct stub_rule fail, hang;
     int n_units; /* multiprocessors */
+    int cluster; /* blocks of the largest cluster that finds a place */
     int mps;     /* kernels of other processes run beside ours */
 
     /* What it saw. */

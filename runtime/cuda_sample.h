@@ -1,0 +1,23 @@
+/* cuda_sample - who chooses the tokens of a step: a cluster a row, or all blocks all rows.
+ *
+ * Owns:   nothing; d is the device's.
+ * Thread: the device's.
+ * Fails:  as cuda_driver_check.
+ *
+ * A cluster keeps its row's logits in shared memory, and its blocks meet at its own barriers: few rows
+ * are through soonest so.  Many rows fill the GPU anyhow. */
+#ifndef LLM42D_RUNTIME_CUDA_SAMPLE_H
+#define LLM42D_RUNTIME_CUDA_SAMPLE_H
+
+#include <stdint.h>
+
+struct cuda_device;
+struct err;
+
+/* Blocks of the largest cluster that finds a place on this GPU, or 0: to d->n_ranks_max. */
+int cuda_sample_open(struct cuda_device *d, struct err *e);
+
+/* Blocks of a row's cluster, n_ranks_max at most, or 0: rows are dealt to all blocks.  Pure. */
+uint32_t cuda_sample_ranks(uint32_t n_rows, uint32_t n_chunks, uint32_t n_ranks_max);
+
+#endif
