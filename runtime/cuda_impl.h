@@ -89,7 +89,7 @@ struct cuda_device {
     struct cuda_gemm *gemm;
     struct cuda_entries entries;
     uint32_t n_ranks_max; /* of a cluster that chooses a token; 0: none finds a place */
-    int nccl_version; /* 10000 major + 100 minor + patch; 0: there is none */
+    int nccl_version;     /* 10000 major + 100 minor + patch; 0: there is none */
 
     struct model model;     /* from here on: of `load`, zero before it */
     struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */
