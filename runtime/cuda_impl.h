@@ -88,8 +88,8 @@ struct cuda_device {
     struct cuda_driver *driver;
     struct cuda_gemm *gemm;
     struct cuda_entries entries;
-    uint32_t n_ranks_max; /* of a cluster that chooses a token; 0: none finds a place */
-    int nccl_version;     /* 10000 major + 100 minor + patch; 0: there is none */
+    bool can_spread;  /* a cluster that chooses a token finds a place */
+    int nccl_version; /* 10000 major + 100 minor + patch; 0: there is none */
 
     struct model model;     /* from here on: of `load`, zero before it */
     struct cuda_attn *attn; /* NULL: its kernels do not know the model's heads */

@@ -8,35 +8,27 @@
 #include "runtime/err.h"
 
 enum {
-    RANKS_PORTABLE = 8,
-    WIDE_ROWS_MAX = 8, /* so many clusters of the largest size run at once */
-    SPREAD_ROWS_MAX = 64,
+    SPREAD_RANKS = 8,
+    SPREAD_ROWS_MAX = 32,
 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-static bool fits(uint32_t n_chunks, uint32_t n_ranks) {
-    const uint32_t share = (n_chunks + n_ranks - 1) / n_ranks;
+uint32_t cuda_sample_ranks(uint32_t n_rows, uint32_t n_chunks, bool has_place) {
+    const uint32_t share = (n_chunks + SPREAD_RANKS - 1) / SPREAD_RANKS;
 
-    return SM90_SPREAD_BYTES((uint64_t)share, n_ranks) <= SM90_SPREAD_BYTES_MAX;
+    return has_place && n_rows <= SPREAD_ROWS_MAX &&
+                   SM90_SPREAD_BYTES((uint64_t)share, SPREAD_RANKS) <= SM90_SPREAD_BYTES_MAX
+               ? SPREAD_RANKS
+               : 0;
 }
 
-uint32_t cuda_sample_ranks(uint32_t n_rows, uint32_t n_chunks, uint32_t n_ranks_max) {
-    uint32_t n_ranks = n_ranks_max;
-
-    if (n_rows > SPREAD_ROWS_MAX) return 0;
-    if (n_rows > WIDE_ROWS_MAX && fits(n_chunks, RANKS_PORTABLE))
-        n_ranks = min_u32(n_ranks, RANKS_PORTABLE);
-    return n_ranks > 0 && fits(n_chunks, n_ranks) ? n_ranks : 0;
-}
-
-/* Whether a cluster of n blocks, with all the shared memory that one may want, finds a place. */
-static int has_place(struct cuda_device *d, uint32_t n, bool *out_has, struct err *e) {
+int cuda_sample_open(struct cuda_device *d, struct err *e) {
     struct cuda_driver *driver = d->driver;
     CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
-    const CUlaunchConfig config = {.gridDimX = n,
+    const CUlaunchConfig config = {.gridDimX = SPREAD_RANKS,
                                    .gridDimY = 1,
                                    .gridDimZ = 1,
                                    .blockDimX = SM90_SAMPLE_THREADS,
@@ -49,28 +41,12 @@ static int has_place(struct cuda_device *d, uint32_t n, bool *out_has, struct er
     int n_places = 0;
     CUresult r;
 
-    cluster.value.clusterDim.x = n;
+    cluster.value.clusterDim.x = SPREAD_RANKS;
     cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
     r = driver->cuda.cuOccupancyMaxActiveClusters(&n_places, d->entries.sample_spread, &config);
-    *out_has = r == CUDA_SUCCESS && n_places > 0;
+    d->can_spread = r == CUDA_SUCCESS && n_places > 0;
     if (r == CUDA_ERROR_INVALID_CLUSTER_SIZE || r == CUDA_ERROR_INVALID_VALUE) return 0;
     return cuda_driver_check(driver, r, "places of clusters", e);
-}
-
-int cuda_sample_open(struct cuda_device *d, struct err *e) {
-    int r = cuda_driver_check(
-        d->driver,
-        d->driver->cuda.cuFuncSetAttribute(d->entries.sample_spread,
-                                           CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
-        "sm90_sample_f32_spread", e);
-
-    for (uint32_t n = SM90_SPREAD_RANKS; r == 0 && n >= RANKS_PORTABLE && !d->n_ranks_max; n /= 2) {
-        bool has = false;
-
-        r = has_place(d, n, &has, e);
-        if (has) d->n_ranks_max = n;
-    }
-    return r;
 }
 
 /* By a cluster a row, each block with a share of its chunks. */
@@ -113,7 +89,7 @@ static int run_dealt(struct cuda_device *d, CUdeviceptr wants, CUdeviceptr resul
 int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e) {
     const CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
     const CUdeviceptr results = d->batch + d->at.results_off + first * sizeof(struct batch_result);
-    const uint32_t n_ranks = cuda_sample_ranks(n, d->n_chunks, d->n_ranks_max);
+    const uint32_t n_ranks = cuda_sample_ranks(n, d->n_chunks, d->can_spread);
 
     return n_ranks ? run_spread(d, wants, results, n, n_ranks, e)
                    : run_dealt(d, wants, results, n, e);

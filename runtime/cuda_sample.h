@@ -9,15 +9,16 @@
 #ifndef LLM42D_RUNTIME_CUDA_SAMPLE_H
 #define LLM42D_RUNTIME_CUDA_SAMPLE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct cuda_device;
 struct err;
 
-/* Blocks of the largest cluster that finds a place on this GPU, or 0: to d->n_ranks_max. */
+/* Whether a cluster finds a place on this GPU: to d->can_spread. */
 int cuda_sample_open(struct cuda_device *d, struct err *e);
 
-/* Blocks of a row's cluster, n_ranks_max at most, or 0: rows are dealt to all blocks.  Pure. */
-uint32_t cuda_sample_ranks(uint32_t n_rows, uint32_t n_chunks, uint32_t n_ranks_max);
+/* Blocks of a row's cluster, or 0: rows are dealt to all blocks.  Pure. */
+uint32_t cuda_sample_ranks(uint32_t n_rows, uint32_t n_chunks, bool has_place);
 
 #endif
