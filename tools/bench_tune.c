@@ -78,7 +78,7 @@ static uint32_t race(struct bench_lab *t, enum bench_lab_stage stage, struct can
             c[i].us = bench_lab_us(t, stage, &s[i], 1);
             c[i].lost = use > 0 && i != canonical && c[i].us > forsaken * c[canonical].us;
         }
-        if (c[i].us > hopeless * c[canonical].us) c[i].us = BENCH_NO_CELL;
+        if (!layer && c[i].us > hopeless * c[canonical].us) c[i].us = BENCH_NO_CELL;
     }
     while (n_times * n_calls * c[canonical].us < round_us) n_times++;
     for (int round = 0; round < ROUNDS; round++)
