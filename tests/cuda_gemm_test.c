@@ -45,6 +45,7 @@ static struct {
     uint32_t box_rows;
     enum cuda_gemm_kernel kernel; /* the last */
     uint64_t n_launches[FAMILIES], n_turned[FAMILIES];
+    uint64_t n_held;   /* of few, with blocks that keep a place */
     uint64_t n_behind; /* of split, behind tiles that are not */
 } now;
 
@@ -149,6 +150,11 @@ static void check_few(const struct sm90_gemm *p, const struct cuda_launch *l, ui
     if (p->form == SM90_GEMM_SILU || normed) CHECK(p->tile % 16 == 0);
     if (p->squares) CHECK(p->n_ranks > 1 && p->form == SM90_GEMM_ADD);
     if (normed) CHECK(p->segments == 1 && p->n_row_tiles == 1);
+    /* Blocks without work keep their place no longer than all weights take at 4.5 TB/s. */
+    CHECK(p->hold_ns == 0 || (now.args->overlap && l->grid[0] == UNITS));
+    CHECK(p->hold_ns == 0 || p->n_ranks * n_tiles < UNITS);
+    CHECK(p->hold_ns * 4500ull <= now.args->w->n_bytes);
+    now.n_held += p->hold_ns > 0;
     /* A warp's rows of W are of one head, and all places of a tile's rows have a thread. */
     if (p->form == SM90_GEMM_TURNED)
         CHECK(p->segments == 1 && p->n_ranks == 1 && p->tile % 16 == 0 && p->height <= n_compute);
@@ -393,7 +399,7 @@ static void test_launches(void **state) {
         assert_true(now.n_launches[i] > 0);
         assert_int_equal(now.n_turned[i] > 0, i == FEW || i == NORMED || i == MANY);
     }
-    assert_true(now.n_behind > 0);
+    assert_true(now.n_behind > 0 && now.n_held > 0);
     cuda_gemm_close(g);
 }
 

@@ -404,6 +404,8 @@ static void test_hang(void **state) {
     assert_true(n_told("WATCHDOG=1") >= 2);
     log_keep();
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    atomic_store(&fake.step_us, (uint64_t)(t.tv_sec - 7) * 1000000); /* not yet */
+    pause_ms(300);
     atomic_store(&fake.step_us, (uint64_t)(t.tv_sec - 11) * 1000000);
     atomic_store(&fake.hang, true);
     pause_ms(100);
@@ -422,21 +424,27 @@ static void test_hang(void **state) {
     pause_ms(100); /* the thread sees its end; what it used was left in place */
 }
 
-/* Fills systemd's queue.  A socket each: what one may have on its way is limited, too. */
-static void told_fill(void) {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
+/* Fills the queue of who listens there.  A socket each: what one may have on its way is limited,
+ * too. */
+static void queue_fill(const struct sockaddr_un *a, socklen_t n_a) {
     ssize_t n = 1;
 
-    (void)snprintf(a.sun_path, sizeof(a.sun_path), "%s/notify", run.dir);
     for (int i = 0; i < 100000 && n == 1; i++) {
         int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
 
         assert_true(fd >= 0);
-        n = sendto(fd, "x", 1, MSG_DONTWAIT, (struct sockaddr *)&a, sizeof(a));
+        n = sendto(fd, "x", 1, MSG_DONTWAIT, (const struct sockaddr *)a, n_a);
         (void)close(fd);
     }
     assert_int_equal(n, -1);
     assert_int_equal(errno, EAGAIN);
+}
+
+static void told_fill(void) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+
+    (void)snprintf(a.sun_path, sizeof(a.sun_path), "%s/notify", run.dir);
+    queue_fill(&a, sizeof(a));
 }
 
 static void test_deaf(void **state) {
@@ -469,27 +477,48 @@ static void test_deaf(void **state) {
     (void)alarm(0);
 }
 
+static void *read_late(void *arg) {
+    const int *fd = arg;
+    char c;
+
+    pause_ms(200);
+    (void)!recv(*fd, &c, 1, 0);
+    return NULL;
+}
+
 /* An address of systemd's that is no path; and what is no address at all. */
 static void test_address(void **state) {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     const int n = snprintf(a.sun_path + 1, sizeof(a.sun_path) - 1, "llm42d-loop.%d", (int)getpid());
-    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+    const socklen_t n_a = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0), free_fd;
+    pthread_t reader;
+    ssize_t size;
     char text[64] = "", name[sizeof(a.sun_path) + 1];
 
     (void)state;
-    assert_int_equal(bind(fd, (struct sockaddr *)&a,
-                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)),
-                     0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, n_a), 0);
     (void)snprintf(name, sizeof(name), "@%s", a.sun_path + 1);
     (void)setenv("NOTIFY_SOCKET", name, 1);
     notify_extend(77);
     assert_true(recv(fd, text, sizeof(text) - 1, 0) > 0);
     assert_string_equal(text, "EXTEND_TIMEOUT_USEC=77");
+    free_fd = dup(fd);
+    (void)close(free_fd);
+    /* Who reads a little late is waited for. */
+    queue_fill(&a, n_a);
+    assert_int_equal(pthread_create(&reader, NULL, read_late, &fd), 0);
+    notify_ready("at last");
+    assert_int_equal(pthread_join(reader, NULL), 0);
+    while ((size = recv(fd, text, sizeof(text) - 1, 0)) > 0) text[size] = '\0';
+    assert_string_equal(text, "READY=1\nSTATUS=at last");
     (void)setenv("NOTIFY_SOCKET", "nowhere", 1);
     notify_extend(78);
     (void)unsetenv("NOTIFY_SOCKET");
     notify_extend(79);
     assert_int_equal(recv(fd, text, sizeof(text), 0), -1);
+    assert_int_equal(dup(fd), free_fd); /* no descriptor was left open */
+    (void)close(free_fd);
     (void)close(fd);
 }
 
