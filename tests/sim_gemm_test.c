@@ -231,6 +231,20 @@ static void test_behind(void) {
     printf("%s: splits behind whole tiles\n", n_failed > before ? "FAIL" : "ok");
 }
 
+/* In two and in four by turns: what one leaves of its counts is not what the other counts on. */
+static void test_counts(void) {
+    static const uint32_t splits[] = {2, 4, 2, 2, 2, 4};
+    const unsigned before = n_failed;
+    struct product p;
+
+    product_open(&p, 136, 256, 4, 4, false, 13);
+    for (size_t i = 0; i < sizeof(splits) / sizeof(splits[0]); i++)
+        run_way(&p, CUDA_GEMM_SPLIT128, (struct way){splits[i], CUDA_GEMM_SHARE_W}, SM90_GEMM_F32,
+                13, i % 2);
+    product_close(&p);
+    printf("%s: splits in two and in four by turns\n", n_failed > before ? "FAIL" : "ok");
+}
+
 /* A tree half of which waits in shared memory: tiles of one warpgroup and of two, one after another in
  * a block, and a last tile of W that is not full; a ring that goes round in a segment. */
 static void test_parked(uint32_t n, uint32_t n_k, uint32_t segments) {
@@ -473,6 +487,7 @@ int main(void) {
     test_spread(296, 512, 4, ALL_COUNTS);
     test_spread(152, 2560, 1, false);
     test_behind();
+    test_counts();
     test_parked(392, 1280, 4);
     test_parked(200, 256, 4);
     test_parked(200, 384, 2);
