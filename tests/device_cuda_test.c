@@ -31,6 +31,7 @@ enum {
     N_PAGES = N_SEQS * N_SEQ_PAGES + 8,
     N_ROWS = 512,
     N_LOGIT_ROWS = 24,
+    N_CHOICES = 48, /* rows at once: more than clusters choose for */
     N_WANTS = 64,
 };
 
@@ -88,7 +89,7 @@ static const struct device_limits limits = {
     .n_pages = N_PAGES,
     .n_seq_pages = N_SEQ_PAGES,
     .n_wants = N_WANTS,
-    .n_logit_rows = N_LOGIT_ROWS,
+    .n_logit_rows = N_CHOICES,
     .n_positions = N_SEQ_PAGES * DEVICE_PAGE_TOKENS,
 };
 
@@ -523,11 +524,13 @@ static void test_choices(void) {
         start(run);
         for (uint32_t round = 0;
              round < (m.vocab > 40000 || (brief && brief < CHOICES) ? 12u : 60u); round++) {
-            fill(run, N_LOGIT_ROWS, 1 + round % 3);
+            const uint32_t n_rows = round % 2 ? N_CHOICES : N_LOGIT_ROWS;
+
+            fill(run, n_rows, round % 2 ? 3 : 1 + round % 3);
             run->batch.rows = run->rows;
             run->batch.n_seqs = N_SEQS;
             run->batch.pages = run->pages[0];
-            make_wants(run, N_LOGIT_ROWS);
+            make_wants(run, n_rows);
             BOTH(upload, &run->batch, &e);
             for (uint32_t i = 0; i < run->batch.n_wants; i++) {
                 logit_data(logits, m.vocab, (i + round) % LOGIT_KINDS, next);
