@@ -202,12 +202,6 @@ static __device__ inline float depth(const row &r, float logit) {
     return (number_of(logit) / r.temperature - r.z_first) * NUM_LOG2E;
 }
 
-// The bin of a depth: never smaller for a smaller logit.
-static __device__ inline unsigned bin_of(float depth) {
-    // to the nearest integer, which is then in the low bits
-    return num_bits(fminf(depth * -(float)DEPTHS, N_DEPTHS - 1.0f) + 0x1p23f) - 0x4b000000;
-}
-
 static __device__ inline float e_of(const row &r, float logit) {
     return num_exp2(depth(r, logit));
 }
@@ -418,10 +412,9 @@ static __device__ inline word64 target_of(word64 total, word64 part) {
     return (total >> 24) * part + (((total & 0xffffff) * part + 0xffffff) >> 24);
 }
 
-// Bits of a weight that are left out of the sums by depth, so that these fit 32 bits, and each
-// weight 22.
+// Bits of a weight that are left out of the sums by depth, so that these fit 32 bits.
 static __device__ inline unsigned coarse(unsigned bin, unsigned vocab) {
-    const unsigned bits = min((unsigned)__clz((int)vocab) - 1, 22u) + bin / DEPTHS; // beside the zeros above
+    const unsigned bits = (unsigned)__clz((int)vocab) - 1 + bin / DEPTHS; // beside the zeros above
 
     return bits < FINEST ? FINEST - bits : 0;
 }
@@ -448,7 +441,7 @@ static __device__ word64 weigh(shared &s, const row &r, const cut &kept, bool su
 
             e[i] = is_there ? num_exp2(d) : 0.0f;
             if (!summed) continue;
-            const unsigned bin = bin_of(fminf(d, 0.0f)); // behind the row it may be above
+            const unsigned bin = min(__float2uint_rz(d * -(float)DEPTHS), N_DEPTHS - 1u);
             const word64 w = weight(e[i]);
             const unsigned rough = LOW(w >> coarse(bin, r.vocab));
             int equal;
@@ -469,20 +462,24 @@ static __device__ word64 weigh(shared &s, const row &r, const cut &kept, bool su
     return summed ? block_sum(s, sum, before) : 0; // its barriers: the bins are full
 }
 
-// Of lanes whose keys grow, those that are below a depth's bin.
-static __device__ inline unsigned n_below(const row &r, unsigned bin, unsigned key) {
-    return __popc(__ballot_sync(~0u, bin_of(depth(r, logit_of(key))) > bin));
-}
+// The least key at or above a depth's bin.
+static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned key_first) {
+    unsigned lo = LEAST_KEY, hi = key_first; // hi is within, what is below lo is not
 
-// The least key at or above a depth's bin, within lo .. hi, of which hi is at or above it.
-static __device__ unsigned key_at_depth(const row &r, unsigned bin, unsigned lo, unsigned hi) {
     while (lo < hi) {
-        // 32 keys at once; the first that is, or else the next
-        const unsigned step = (hi - lo + 31) / 32;
-        const unsigned n = n_below(r, bin, min(lo + step * (threadIdx.x % 32), hi));
+        // 32 keys at once; the least that is within, or else the next
+        const unsigned step = (hi - lo + 31) / 32, key = lo + step * (threadIdx.x % 32);
+        const bool within =
+            key >= hi ||
+            min(__float2uint_rz(depth(r, logit_of(key)) * -(float)DEPTHS), N_DEPTHS - 1u) <= bin;
+        const unsigned ballot = __ballot_sync(~0u, within);
+        const unsigned n = ballot ? (unsigned)__ffs((int)ballot) - 1 : 32;
 
         if (n < 32) hi = min(hi, lo + step * n);
-        lo = n > 0 ? min(hi, lo + step * (n - 1) + 1) : hi;
+        if (n > 0)
+            lo = min(hi, lo + step * (n - 1) + 1);
+        else
+            lo = hi;
     }
     return hi;
 }
@@ -501,8 +498,8 @@ static __device__ cut keep_weights(shared &s, const row &r, word64 target, unsig
     selected found = {0, 1, 0, 0};
 
     for (; found.way; bin -= (unsigned)found.way) {
-        const unsigned lo = key_at_depth(r, bin, LEAST_KEY, key_first);
-        const unsigned hi = bin ? key_at_depth(r, bin - 1, LEAST_KEY, key_first) - 1 : key_first;
+        const unsigned lo = key_at_depth(r, bin, key_first);
+        const unsigned hi = bin ? key_at_depth(r, bin - 1, key_first) - 1 : key_first;
 
         // where no key has this depth, on as before
         if (lo <= hi) found = select<true, true>(s, logits, lo, hi, target);

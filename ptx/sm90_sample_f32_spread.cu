@@ -207,6 +207,19 @@ static __device__ word64 find_chunk(shared &s, const spread &p, unsigned n_chunk
     return best;
 }
 
+// The bin of a depth: never smaller for a smaller logit.
+static __device__ inline unsigned bin_of(float depth) {
+    // to the nearest integer, which is then in the low bits
+    return num_bits(fminf(depth * -(float)DEPTHS, N_DEPTHS - 1.0f) + 0x1p23f) - 0x4b000000;
+}
+
+// `coarse` for these bins: what is left of a weight has 22 bits, too.
+static __device__ inline unsigned left_out(unsigned bin, unsigned vocab) {
+    const unsigned bits = min((unsigned)__clz((int)vocab) - 1, 22u) + bin / DEPTHS;
+
+    return bits < FINEST ? FINEST - bits : 0;
+}
+
 // Sums of weights, halves of 20 bits apart, so that each adds up in 32: floor(e 2^40), as `weight`.
 struct sums {
     unsigned high, low;
@@ -279,8 +292,9 @@ static __device__ void weigh_share(shown &x, const spread &p, const row &r, cons
         for (unsigned k = 0; k < 4; k++) {
             sum.add(e[k]);
             // the nearest integer, of 22 bits, is in the low bits
-            rough[k] = num_bits(e[k] * num_pow2((int)(FINEST - coarse(bins[k], vocab))) + 0x1p23f) -
-                       0x4b000000;
+            rough[k] =
+                num_bits(e[k] * num_pow2((int)(FINEST - left_out(bins[k], vocab))) + 0x1p23f) -
+                0x4b000000;
         }
         // all of a warp in one bin is what ties look like
         const unsigned one = __shfl_sync(~0u, bins[0], 0);
@@ -360,14 +374,12 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
 
         for (unsigned first = 0; first < n; first += THREADS) {
             const unsigned i = first + threadIdx.x, at = i >= n ? 0 : some ? picked()[i] : i;
-            const unsigned key = i >= n      ? 0
-                                 : WEIGHED ? own_keys()[at]
-                                           : key_of(own_logits()[at]);
+            const unsigned key = i >= n ? 0 : WEIGHED ? own_keys()[at] : key_of(own_logits()[at]);
 
             add_to_bin<WEIGHED>(x.bins[p.turn], key >= lo && key <= hi, (hi - key) >> shift,
                                 WEIGHED ? weight(own_e(p)[at]) : 1);
         }
-        sm90_cluster_sync(); // all ranks' bins are full
+        sm90_cluster_sync();    // all ranks' bins are full
 #pragma unroll(WEIGHED ? 8 : 1) // registers
         for (unsigned rank = 0; rank < gridDim.x; rank++)
             own += sm90_load2_peer(sm90_shared(&x.bins[p.turn][threadIdx.x]), rank);
@@ -395,13 +407,14 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
 
 // Keeps n of the n_there ids that have this key: the lowest.
 template <bool WEIGHED>
-static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned key,
-                                word64 n, word64 n_there) {
+static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned key, word64 n,
+                                word64 n_there) {
     const unsigned of = WEIGHED;
     unsigned n_own = 0, n_before = 0;
 
     if (n >= n_there) return {key, ~0u};
-    for (unsigned i = threadIdx.x; i < p.n; i += THREADS) n_own += (WEIGHED ? own_keys()[i] : key_of(own_logits()[i])) == key;
+    for (unsigned i = threadIdx.x; i < p.n; i += THREADS)
+        n_own += (WEIGHED ? own_keys()[i] : key_of(own_logits()[i])) == key;
     n_own = __reduce_add_sync(~0u, n_own);
     if (threadIdx.x % 32 == 0) atomicAdd(&x.n_ties[of], n_own);
     sm90_cluster_sync(); // all ranks have counted
@@ -441,6 +454,24 @@ static __device__ cut keep_first_share(shared &s, shown &x, spread &p, unsigned 
     return cut_share<false>(s, x, p, found.key, found.left, found.sum);
 }
 
+// Of lanes whose keys grow, those that are below a depth's bin.
+static __device__ inline unsigned n_below(const row &r, unsigned bin, unsigned key) {
+    return __popc(__ballot_sync(~0u, bin_of(depth(r, logit_of(key))) > bin));
+}
+
+// The least key at or above a depth's bin, within lo .. hi, of which hi is at or above it.
+static __device__ unsigned search_key(const row &r, unsigned bin, unsigned lo, unsigned hi) {
+    while (lo < hi) {
+        // 32 keys at once; the first that is, or else the next
+        const unsigned step = (hi - lo + 31) / 32;
+        const unsigned n = n_below(r, bin, min(lo + step * (threadIdx.x % 32), hi));
+
+        if (n < 32) hi = min(hi, lo + step * n);
+        lo = n > 0 ? min(hi, lo + step * (n - 1) + 1) : hi;
+    }
+    return hi;
+}
+
 // The least key at or above a depth's bin: most often near where it would be if nothing were rounded.
 static __device__ unsigned find_key(const row &r, unsigned bin, unsigned key_first) {
     enum { NEAR = 32 };
@@ -454,7 +485,7 @@ static __device__ unsigned find_key(const row &r, unsigned bin, unsigned key_fir
         if (n > 0) lo = from + NEAR * (n - 1) + 1;
         if (n < 32) hi = from + NEAR * n;
     }
-    return key_at_depth(r, bin, lo, hi);
+    return search_key(r, bin, lo, hi);
 }
 
 // Of the ids in order, the first ones, as long as the weights before an id sum to less than t of
@@ -471,7 +502,7 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
 #pragma unroll 8
     for (unsigned rank = 0; rank < gridDim.x; rank++)
         own += sm90_load1_peer(sm90_shared(&x.depths[threadIdx.x]), rank);
-    (void)block_sum(s, (word64)own << coarse(threadIdx.x, r.vocab), before);
+    (void)block_sum(s, (word64)own << left_out(threadIdx.x, r.vocab), before);
     // the last depth that something is at and that the target reaches, give or take what the sums
     // leave out
     own = __reduce_max_sync(~0u, own && before < target ? threadIdx.x : 0);
@@ -517,8 +548,7 @@ static __device__ inline void run_four(shared &s, const batch_want &want, unsign
 
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {
-            if (!(left >> i & 1) ||
-                (own_e > 0.0f && (float)words[i] * own_e >= (float)word * e[i]))
+            if (!(left >> i & 1) || (own_e > 0.0f && (float)words[i] * own_e >= (float)word * e[i]))
                 continue;
             at = i;
             word = words[i];
