@@ -125,8 +125,9 @@ DEVICE void normed_scale_rows(const struct sm90_gemm &g, const struct few_work &
 
             /* Others' stages, too: a warp a round ahead would take the phase before for its own, and
              * one a round behind would wait for a phase that is over: hence all tell that they saw
-             * it. */
+             * it, when all lanes have. */
             sm90_barrier_wait(ring.full + 8 * ring.stage, ring.parity);
+            __syncwarp();
             if (turn % NORMED_WARPS != warp) {
                 sm90_barrier_arrive_if(ready + 8 * ring.stage, lane == 0);
                 continue;
