@@ -183,6 +183,11 @@ static void run_thread(void) {
     abort();
 }
 
+static void warp_turn(struct warp *w) {
+    w->rank = sim_random();
+    w->late = sim_random() % (8 * SIM_LANES);
+}
+
 static struct block *block_open(struct cluster *c, uint32_t number, uint32_t rank) {
     struct block *b = sim_take(sizeof(*b));
 
@@ -199,7 +204,7 @@ static struct block *block_open(struct cluster *c, uint32_t number, uint32_t ran
         b->threads[t].id = t;
         fibre_open(&b->threads[t].fibre, STACK_BYTES, run_thread);
     }
-    for (uint32_t w = 0; w < WARPS_MAX; w++) b->warps[w].rank = sim_random();
+    for (uint32_t w = 0; w < WARPS_MAX; w++) warp_turn(&b->warps[w]);
     return b;
 }
 
@@ -265,21 +270,31 @@ static struct warp *ready_warp(struct block *b) {
     return best;
 }
 
+/* False: it may not run. */
+static bool run_lane(struct block *b, uint32_t t) {
+    if (t >= sim.n_threads || b->threads[t].done || !ready(&b->threads[t])) return false;
+    sim.thread = &b->threads[t];
+    threadIdx =
+        (struct sim_dim){t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+    fibre_enter(&sim.thread->fibre);
+    return true;
+}
+
+/* One lane comes when no other can, and not at once, wherever these have gone to meanwhile. */
 static void run_warp(struct block *b, struct warp *w) {
     const uint32_t first = (uint32_t)(w - b->warps) * SIM_LANES, start = sim_random();
+    bool ran = false;
 
     sim_give_window(b);
     w->spun = false;
     for (uint32_t i = 0; i < SIM_LANES; i++) {
-        const uint32_t t = first + (start + i) % SIM_LANES;
+        const uint32_t lane = (start + i) % SIM_LANES;
 
-        if (t >= sim.n_threads || b->threads[t].done || !ready(&b->threads[t])) continue;
-        sim.thread = &b->threads[t];
-        threadIdx = (struct sim_dim){t % blockDim.x, t / blockDim.x % blockDim.y,
-                                     t / blockDim.x / blockDim.y};
-        fibre_enter(&sim.thread->fibre);
+        if (lane != w->late) ran = run_lane(b, first + lane) || ran;
     }
+    if (!ran && sim_random() % 64 == 0) (void)run_lane(b, first + w->late);
     sim.thread = NULL;
+    if (!ran) w->rank = 0;
     if (w->spun) w->rank = 0; /* whoever waits in a loop lets others go first */
     sim.n_spins = w->spun ? sim.n_spins + 1 : 0;
     if (sim.n_spins == SPINS_MAX) sim_fail("all wait in loops", 0);
@@ -304,7 +319,7 @@ static bool step(struct block *b) {
         sim_multiply(b, g);
         return true;
     }
-    if (sim_random() % 16 == 0) b->warps[sim_random() % WARPS_MAX].rank = sim_random();
+    if (sim_random() % 16 == 0) warp_turn(&b->warps[sim_random() % WARPS_MAX]);
     w = ready_warp(b);
     if (w && w->spun && sim.n_copies && sim_random() % 4 == 0)
         sim_land(); /* what it looks for, maybe */

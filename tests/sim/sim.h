@@ -9,8 +9,8 @@
  * A kernel's file is compiled as C++ with tests/sim/ptx/sm90.cuh in the place of ptx/sm90.cuh, and
  * is found by its name.  What is modelled:
  *   order      any warp of any block that runs may be next, by the seed: a few are preferred for a
- *              while, so that some run far ahead of others; blocks start in order, as many at once
- *              as have places
+ *              while, so that some run far ahead of others, and a lane is left behind by its warp;
+ *              blocks start in order, as many at once as have places
  *   copies     land late, in any order; until then their place holds 0xff, and a copy that nobody
  *              waited for at the end of its block is a fault
  *   products   of warpgroups run late, in order: until waited for, accumulators hold NaN, and
@@ -21,8 +21,7 @@
  *              go on: told
  *   clusters   their blocks run together and reach each other's shared memory
  *   overlap    the kernel before ends at any time, and its last writes come then
- * What is not: weak memory (a missing fence), the order of lanes of a warp between two meetings,
- * registers, time, when the next kernel starts. */
+ * What is not: weak memory (a missing fence), registers, time, when the next kernel starts. */
 #ifndef LLM42D_TESTS_SIM_SIM_H
 #define LLM42D_TESTS_SIM_SIM_H
 

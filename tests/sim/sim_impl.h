@@ -61,6 +61,7 @@ struct warp {
     uint32_t words[4][SIM_LANES][SIM_WORDS]; /* of parts, then of all; each in turns */
     uint32_t rank;                           /* of ready warps the highest runs */
     uint64_t stuck;                          /* when none of its lanes could run */
+    uint32_t late;                           /* the lane that others leave behind; or none */
     bool spun;
 };
 
