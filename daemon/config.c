@@ -540,6 +540,14 @@ uint32_t config_max_requests(const struct config *c) {
     return c->device == CONFIG_DEVICE_CUDA ? CONFIG_REQUESTS_CUDA : CONFIG_REQUESTS_CPU;
 }
 
+/* Whether the key at this place of the configuration was set, be it to what cannot be. */
+static bool is_named(const struct reading *r, size_t off) {
+    uint32_t i = 0;
+
+    while (i < r->n_entries && keys[r->entries[i].key].off != off) i++;
+    return i < r->n_entries;
+}
+
 /* What no single key can tell. */
 static void check_whole(struct reading *r, const struct config *c) {
     const uint32_t n_requests = config_max_requests(c) + c->max_queue;
@@ -547,7 +555,7 @@ static void check_whole(struct reading *r, const struct config *c) {
     const uint32_t n_rows_max = DEVICE_ROWS_MAX - PLAN_PREFILL_MIN;
 
     r->n_files = 0;
-    if (!c->model_path) fault(r, 0, "model.path is not set");
+    if (!is_named(r, AT(model_path))) fault(r, 0, "model.path is not set");
     if (n_requests > ENGINE_REQUESTS_MAX)
         fault(r, 0, "engine.max_requests + engine.max_queue is %u, the limit is %d", n_requests,
               (int)ENGINE_REQUESTS_MAX);
