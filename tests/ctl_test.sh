@@ -64,6 +64,10 @@ expect 2 "1 .. 256 bytes" "$ctl" generate --stop "" a
 expect 2 "--stream goes with --json" "$ctl" generate --stream a
 expect 2 "two prompts" "$ctl" generate --tokens x a
 expect 2 "No such file" "$ctl" generate --file "$dir/none"
+expect 2 "--receipt /nonexistent/r: No such file" "$ctl" generate --receipt /nonexistent/r a
+expect 2 "--receipt $dir: Is a directory" "$ctl" generate --receipt "$dir" a
+expect 7 "cannot reach" "$ctl" generate --receipt "$dir/unasked" a
+same "no receipt of what was not asked" "$(ls "$dir/unasked" 2>/dev/null)" ""
 expect 2 "b is one more" "$ctl" generate a b
 expect 2 "replay needs a receipt" "$ctl" replay
 expect 2 "cancel needs" "$ctl" cancel 0
@@ -94,6 +98,7 @@ expect 0 "median_us" "$ctl" ping --count 100 --json
 expect 0 "serving" "$ctl" status
 expect 0 '"fingerprint":' "$ctl" info --json
 expect 0 "stock 1024" "$ctl" schedules
+expect 0 "has the full context" "$ctl" schedules
 expect 0 "A step that need not be canonical is tuned." "$ctl" schedules
 expect 0 "rows that are canonical as they are" "$ctl" schedules
 

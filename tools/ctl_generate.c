@@ -1,7 +1,11 @@
 /* generate: text as it is committed, or JSON. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tools/ctl.h"
 
@@ -63,6 +67,28 @@ static void commit(struct ctl_job *job, const struct llm42_event *e, void *data)
     if (e->kind == LLM42_TOKENS || e->kind == LLM42_DONE || e->kind == LLM42_ERROR) print(o);
 }
 
+/* Whether the file can be written, before anything is asked for it; leaves things as they are. */
+static int check_receipt(const char *path) {
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    struct stat st;
+    int e = 0;
+
+    if (fd >= 0) {
+        close(fd);
+        unlink(path);
+        return CTL_OK;
+    }
+    if (errno != EEXIST)
+        e = errno;
+    else if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        e = EISDIR;
+    else if (access(path, W_OK) < 0 && errno != ENOENT) /* a link to what is not there yet */
+        e = errno;
+    if (e == 0) return CTL_OK;
+    ctl_say("--receipt %s: %s", path, strerror(e));
+    return CTL_USAGE;
+}
+
 static int check(const struct ctl *c) {
     if (c->stream && !c->json) {
         ctl_say("--stream goes with --json; without it text streams anyway");
@@ -76,7 +102,7 @@ static int check(const struct ctl *c) {
         ctl_say("--receipt is for one request, not for --file");
         return CTL_USAGE;
     }
-    return CTL_OK;
+    return c->receipt ? check_receipt(c->receipt) : CTL_OK;
 }
 
 static int worse(int a, int b) {

@@ -143,7 +143,9 @@ static void schedules(const json_t *j) {
         facts("", j);
         return;
     }
-    printf("K segments of each matrix, run of the norm's sum, keys of a KV split; = as canonical\n"
+    printf("K segments of each matrix, run of the norm's sum, keys of a KV split where every "
+           "sequence\n"
+           "has the full context; = as canonical\n"
            "%-12s %9s  %9s  %9s  %9s  %9s  %9s  %9s   hash\n",
            "rows", "qkv", "o", "gate_up", "down", "head", "norm", "kv");
     schedule_line("canonical", canonical, canonical);
