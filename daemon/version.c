@@ -17,6 +17,10 @@ const char *version_commit(void) {
     return LLM42_COMMIT;
 }
 
+const char *version_whole(void) {
+    return LLM42_VERSION " (" LLM42_COMMIT ")";
+}
+
 const char *version_devices(void) {
     return device_cuda_built() ? "cpu cuda" : "cpu";
 }

@@ -44,6 +44,21 @@ expect 2 "--rows 2000: a step decodes 1024 at most" "$bench" step --rows 2000
 expect 1 "llm42-bench: step: nemo is no geometry: llama-3.1-8b, smollm2-135m" \
     "$bench" step --geometry nemo
 expect 1 "/nonexistent/config.json" "$bench" step --geometry /nonexistent
+# What a verb has no use for.
+expect 2 "--rows: not of engine" "$bench" engine --rows 3
+expect 2 "--geometry: not of twin, engine" "$bench" --geometry smollm2-135m
+expect 2 "--json: not of tune" "$bench" tune --json
+expect 2 "--cache: not of report" "$bench" report "$dir" --cache "$dir"
+expect 0 " ($("$build/llm42d" --version | sed 's/.*(\(.*\)).*/\1/'))" "$bench" --version
+# A file that nothing was measured for is empty.
+for words in "tune" "tune llama-9" "tune llama-3.1-8b"; do
+    n=$((n + 1))
+    # shellcheck disable=SC2086 # a verb and its argument
+    "$bench" $words >"$dir/inc" 2>/dev/null && echo "FAIL: $words without a GPU" && failed=$((failed + 1))
+    [[ ! -s $dir/inc ]] && continue
+    echo "FAIL: $words failed and printed: $(head -1 "$dir/inc")"
+    failed=$((failed + 1))
+done
 # No driver, no GPU, no toolkit: whichever, by name.
 for verb in kernels step; do
     expect 1 "CUDA" "$bench" $verb

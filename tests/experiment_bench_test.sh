@@ -64,9 +64,20 @@ expect 0 "READY=1" "$bench" start --pings 20000 --daemon "$dir/daemon"
 n=$((n + 1))
 [[ -e $dir/closed ]] || fail "a daemon that serves still has a socket that nobody reads"
 
+# A name of a figure is one figure's.
+n=$((n + 1))
+"$bench" start --json --pings 10 >"$dir/out" 2>&1 </dev/null
+python3 - "$dir/out" <<'EOF' || fail "start --json: a name twice, or none"
+import json, sys
+objects = [json.loads(l) for l in open(sys.argv[1])]
+names = [o['name'] for o in objects if o['kind'] == 'figure']
+assert objects[0]['commit'] and 'start.rss' in names and 'start.loaded_rss' in names
+assert len(names) == len(set(names)), names
+EOF
+
 # ---- What is wrong on the command line ----
 expect 2 "fly is no experiment: join, spans, window, ablation, offline, online, gemm, norm, invariance, verify-cost" x fly --out "$dir/a"
-expect 2 "nothing is no experiment" x
+expect 2 "experiment: a name is wanted: join, spans" "$bench" experiment
 expect 2 "--out DIR is wanted" x offline
 expect 2 "--systems sglang: no system; there are nondet, nondet-stock" x offline --out "$dir/a" --systems sglang
 expect 2 "--workloads chat: no workload" x offline --out "$dir/a" --workloads chat
@@ -87,7 +98,10 @@ expect 2 "/nonexistent: No such file" x offline --out "$dir/a" --trace /nonexist
 expect 1 "/nonexistent" x offline --out "$dir/a" --model /nonexistent
 expect 1 "/nonexistent/x: No such file" x offline --out /nonexistent/x
 expect 2 "report: of which folder" "$bench" report
-expect 1 "/nonexistent/index.html.new: No such file" "$bench" report /nonexistent
+expect 2 "no folder /nonexistent" "$bench" report /nonexistent
+expect 2 "nothing in $dir: no experiment" "$bench" report "$dir"
+expect 2 "--rows: not of offline" x offline --out "$dir/a" --rows 3
+expect 2 "--geometry: not of offline" x offline --out "$dir/a" --geometry smollm2-135m
 [[ ! -s $dir/a/offline.csv ]] || fail "rows after what was refused"
 
 # ---- Offline: every system, digests, the price of forced mismatches ----
@@ -248,12 +262,13 @@ expect 0 "25 done, 0 wrong" lab invariance --out "$dir/x" --rows 1,33,128,256
 check "$dir/x/invariance.csv" "all(r['position_invariant'] == 'yes' for r in rows) and all(r['batch_invariant'] == 'yes' for r in of(schedules='canonical')) and any(r['batch_invariant'] == 'no' and num(r, 'ulp_max') > 0 for r in of(schedules='stock'))"
 expect 0 "4 done, 0 wrong" lab verify-cost --out "$dir/x" --windows 4 --groups 1,4
 check "$dir/x/verify-cost.csv" "[(r['context'], r['rows']) for r in rows] == [('64', '4'), ('64', '16'), ('512', '4'), ('512', '16')] and all(num(r, 'pass_ms') > 0 for r in rows)"
-# What tune prints is a table that compiles.
+# What tune prints is a table that compiles, and says which build printed it.
 mkdir -p "$dir/inc/runtime"
 n=$((n + 1))
 "$bench" tune --device cpu "$dir/tiny/" >"$dir/inc/runtime/schedule_sm90.inc" 2>"$dir/out" &&
     cc -std=c11 -fsyntax-only -Wall -Wextra -Werror -I"$dir/inc" -I. runtime/schedule_tuned.c &&
-    [[ $(grep -c '^PRODUCT(.*)\|^NORM(.*)\|^SPLIT(.*)' "$dir/inc/runtime/schedule_sm90.inc") -ge 10 ]] ||
+    [[ $(grep -c '^PRODUCT(.*)\|^NORM(.*)\|^SPLIT(.*)' "$dir/inc/runtime/schedule_sm90.inc") -ge 10 ]] &&
+    head -1 "$dir/inc/runtime/schedule_sm90.inc" | grep -qE '`llm42-bench tune` [0-9.]+ \([0-9a-z]+\), 20' ||
     fail "the table of tune"
 expect 2 "no geometry" "$bench" tune --device cpu llama-9
 expect 2 "--device gpu: cpu or cuda" "$bench" tune --device gpu "$dir/tiny/"
@@ -291,7 +306,6 @@ cmp -s "$dir/zero/norm.csv" "$dir/before" || fail "a table with zeros was change
 
 # Weights that were not written to their end have not the name of those that were.
 if "$bench" weights 2>&1 </dev/null | grep -q "DIR is wanted"; then
-    mkdir "$dir/weights"
     n=$((n + 1))
     (trap '' XFSZ && ulimit -f 64 && "$bench" weights --out "$dir/weights" --geometry "$dir/tiny/") \
         >"$dir/out" 2>&1 </dev/null
@@ -367,6 +381,10 @@ for part in sharegpt workloads online saturated long; do
             grep -qE -- "--mismatches ([0-9]+,)*$ppm( |,|$)" || fail "$part without $ppm of a million"
     done
 done
+# What failed says where to read why, and its last words.
+printf '#!/bin/sh\necho "no room"\nexit 1\n' >"$dir/fails"
+chmod +x "$dir/fails"
+expect 1 "$dir/session/log.txt: no room" env BENCH="$dir/fails" tools/experiments "$dir/session" join 60
 if gnuplot --version >/dev/null 2>&1; then
     expect 0 "x/index.html" "$bench" report "$dir/x"
     expect 0 "well formed" well_formed "$dir"/x/*.svg "$dir/x/index.html"

@@ -1,10 +1,8 @@
 /* An experiment of the paper: its plan, what is there already, and the runs that are not. */
 #include "tools/bench_experiment.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "tools/bench_client.h"
 #include "tools/bench_experiment_session.h"
@@ -33,20 +31,10 @@ static int find(const char *name, enum bench_experiment *out) {
             *out = e;
             return BENCH_OK;
         }
-    bench_say("%s is no experiment: join, spans, window, ablation, offline, online, gemm, norm, "
-              "invariance, verify-cost",
-              name ? name : "nothing");
+    bench_say(
+        name ? "%s is no experiment: %s" : "%s: a name is wanted: %s", name ? name : "experiment",
+        "join, spans, window, ablation, offline, online, gemm, norm, invariance, verify-cost");
     return BENCH_USAGE;
-}
-
-static int folder_make(const char *path) {
-    if (!path) {
-        bench_say("--out DIR is wanted");
-        return BENCH_USAGE;
-    }
-    if (mkdir(path, 0777) == 0 || errno == EEXIST) return BENCH_OK;
-    bench_say("%s: %s", path, strerror(errno));
-    return BENCH_FAILED;
 }
 
 /* ---- One run ---- */
@@ -200,7 +188,12 @@ static int run_session(struct bench_session *s) {
     int r = BENCH_OK, closed;
 
     for (uint32_t i = 0; i < s->plan.n; i++) s->n_there += bench_session_has(s, &s->plan.runs[i]);
-    if (s->n_there < s->plan.n) r = bench_session_references(s);
+    if (s->n_there < s->plan.n) {
+        bench_report_note(&s->o->report,
+                          "%u runs, %u of them there; first the references, which may take minutes",
+                          s->plan.n, s->n_there);
+        r = bench_session_references(s);
+    }
     if (r == BENCH_OK) r = run_all(s);
     closed = bench_session_daemon_end(s, r != BENCH_OK && r != BENCH_INTERRUPTED);
     if (r == BENCH_OK) r = closed;
@@ -216,7 +209,7 @@ int bench_experiment(const struct bench_options *o) {
     int r;
 
     if (bench_lab_is(o->operand)) {
-        r = folder_make(o->out);
+        r = bench_folder_make(o->out);
         return r == BENCH_OK ? bench_lab_experiment(o) : r;
     }
     r = find(o->operand, &e);
@@ -227,7 +220,7 @@ int bench_experiment(const struct bench_options *o) {
     s->lock_fd = -1;
     bench_daemon_signals();
     r = bench_plan_make(o, e, &s->plan);
-    if (r == BENCH_OK) r = folder_make(o->out);
+    if (r == BENCH_OK) r = bench_folder_make(o->out);
     if (r == BENCH_OK) r = bench_session_open(o, s);
     if (r == BENCH_OK) r = run_session(s);
     bench_session_close(s);

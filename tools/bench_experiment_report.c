@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/err.h"
 #include "tools/bench_experiment_group.h"
@@ -412,6 +414,30 @@ static int write_page(FILE *f, const char *folder) {
     return r;
 }
 
+static bool is_there(const char *folder, const char *name) {
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%.4000s/%s.csv", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Whether there is anything to make a page of. */
+static int check_folder(const char *folder) {
+    struct stat st;
+    bool any = false;
+
+    if (stat(folder, &st) < 0 || !S_ISDIR(st.st_mode)) {
+        bench_say("no folder %s", folder);
+        return BENCH_USAGE;
+    }
+    for (int i = 0; i < BENCH_EXPERIMENTS; i++)
+        any = any || is_there(folder, bench_experiment_names[i]);
+    for (int i = 0; i < BENCH_LABS; i++) any = any || is_there(folder, bench_lab_names[i]);
+    if (any) return BENCH_OK;
+    bench_say("nothing in %s: no experiment left its table there", folder);
+    return BENCH_USAGE;
+}
+
 int bench_experiment_report(const struct bench_options *o) {
     char path[4096], whole[4096];
     FILE *f;
@@ -422,6 +448,8 @@ int bench_experiment_report(const struct bench_options *o) {
         return BENCH_USAGE;
     }
     bench_daemon_signals(); /* a pipe that closes is an error, not an end */
+    r = check_folder(o->operand);
+    if (r != BENCH_OK) return r;
     snprintf(path, sizeof(path), "%.4000s/index.html.new", o->operand);
     snprintf(whole, sizeof(whole), "%.4000s/index.html", o->operand);
     f = fopen(path, "we");

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/version.h"
 #include "runtime/sha256.h"
 #include "tools/bench_client.h"
 #include "tools/bench_experiment_file.h"
@@ -118,7 +119,7 @@ static void machine_write(FILE *f, const struct bench_session *s) {
 
     (void)gmtime_r(&now, &day);
     (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &day);
-    fprintf(f, "# llm42-bench: %s, experiment %s, begun %s, %ld cores\n", LLM42_VERSION,
+    fprintf(f, "# llm42-bench: %s, experiment %s, begun %s, %ld cores\n", version_whole(),
             bench_experiment_names[s->plan.experiment], date, sysconf(_SC_NPROCESSORS_ONLN));
     fprintf(f, "# reference: %u at once, on %s\n", s->o->reference_flight,
             s->o->reference_device ? s->o->reference_device : s->o->device);

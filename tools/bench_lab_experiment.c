@@ -106,7 +106,7 @@ static int file_open(struct bench_lab_run *r, const struct model *m) {
     (void)gmtime_r(&now, &day);
     (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &day);
     bench_file_note(r->conditions, "llm42-bench", "%s, experiment %s, begun %s, %ld cores",
-                    LLM42_VERSION, r->name, date, sysconf(_SC_NPROCESSORS_ONLN));
+                    version_whole(), r->name, date, sysconf(_SC_NPROCESSORS_ONLN));
     return code;
 }
 

@@ -83,7 +83,8 @@ static int trace_rows(FILE *f, const char *path, struct bench_length *rows, uint
     time_column = column_find(line, times);
     if (prompt_column < 0 || output_column < 0) {
         bench_say("%s:1: no columns prompt and output (or ContextTokens, GeneratedTokens; "
-                  "num_prefill_tokens, num_decode_tokens)",
+                  "num_prefill_tokens, num_decode_tokens; prompt_tokens, completion_tokens; "
+                  "input_tokens, output_tokens)",
                   path);
         return BENCH_USAGE;
     }
@@ -116,10 +117,12 @@ int bench_length_read(const char *path, struct bench_length **out_rows, uint32_t
     FILE *f = fopen(path, "re");
     int r = BENCH_FAILED;
 
-    if (!f)
+    if (!f) {
         bench_say("%s: %s", path, strerror(errno));
-    else if (rows)
+        r = BENCH_USAGE;
+    } else if (rows) {
         r = trace_rows(f, path, rows, out_n, out_timed);
+    }
     if (f) fclose(f);
     if (r != BENCH_OK) {
         free(rows);

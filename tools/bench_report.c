@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/version.h"
 #include "runtime/cpu_gemm.h"
 #include "runtime/num.h"
 
@@ -75,16 +76,17 @@ void bench_report_conditions(const struct bench_report *r, const char *verb, uin
     (void)gmtime_r(&now, &day);
     (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &day);
     if (r->json) {
-        print_object(json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:f}", "kind",
-                               "conditions", "verb", verb, "cpu", cpu, "cores", (json_int_t)n_cores,
-                               "threads", (json_int_t)n_threads, "vector", cpu_code_best()->name,
-                               "compiler", compiler, "kernel", system.release, "version",
-                               LLM42_VERSION, "date", date, "load_average", load_average()));
+        print_object(json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:f}",
+                               "kind", "conditions", "verb", verb, "cpu", cpu, "cores",
+                               (json_int_t)n_cores, "threads", (json_int_t)n_threads, "vector",
+                               cpu_code_best()->name, "compiler", compiler, "kernel",
+                               system.release, "version", version_number(), "commit",
+                               version_commit(), "date", date, "load_average", load_average()));
         return;
     }
     printf("llm42-bench %s %s, %s\n  %s, %ld cores, %u threads at most, %s; load average %.2f\n  "
            "%s; Linux %s\n",
-           LLM42_VERSION, verb, date, cpu, n_cores, n_threads, cpu_code_best()->name,
+           version_whole(), verb, date, cpu, n_cores, n_threads, cpu_code_best()->name,
            load_average(), compiler, system.release);
     fflush(stdout);
 }

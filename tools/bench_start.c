@@ -35,18 +35,21 @@ static double mib_of(const json_t *memory, const char *key) {
     return (double)json_integer_value(json_object_get(memory, key)) / 0x1p20;
 }
 
+/* Two names a figure: ready, and after a load. */
 static void memory_report(const struct bench_options *o, const struct bench_daemon *d,
-                          const json_t *info, const char *when) {
+                          const json_t *info, bool loaded) {
+    const char *when = loaded ? "after 16 requests" : "when ready";
     const json_t *memory = json_object_get(info, "memory_bytes");
     const double due = mib_of(memory, "weights") + mib_of(memory, "kv");
     const double rss = status_mib(d->pid, "VmRSS");
     const struct bench_target none = {0};
 
-    bench_report_figure(&o->report, "start.rss", rss, "MiB", none, "VmRSS %s", when);
-    bench_report_figure(&o->report, "start.rss_anon", status_mib(d->pid, "RssAnon"), "MiB", none,
-                        "RssAnon %s", when);
-    bench_report_figure(&o->report, "start.rss_over", rss - due, "MiB",
-                        (struct bench_target){MIB_OVER, true},
+    bench_report_figure(&o->report, loaded ? "start.loaded_rss" : "start.rss", rss, "MiB", none,
+                        "VmRSS %s", when);
+    bench_report_figure(&o->report, loaded ? "start.loaded_rss_anon" : "start.rss_anon",
+                        status_mib(d->pid, "RssAnon"), "MiB", none, "RssAnon %s", when);
+    bench_report_figure(&o->report, loaded ? "start.loaded_rss_over" : "start.rss_over", rss - due,
+                        "MiB", (struct bench_target){MIB_OVER, true},
                         "VmRSS %s beyond %.1f MiB of weights and KV", when, due);
 }
 
@@ -93,7 +96,7 @@ static int measure(const struct bench_options *o, const struct bench_daemon *d) 
                         "KV cache, as INFO has it");
     bench_report_figure(&o->report, "start.work", mib_of(memory, "work"), "MiB", none,
                         "work buffers, as INFO has it");
-    memory_report(o, d, info, "when ready");
+    memory_report(o, d, info, false);
     if ((r = bench_client_ping(&o->report, io, o->n_pings)) != BENCH_OK) goto out;
 
     small.n_requests = LOAD_REQUESTS;
@@ -103,7 +106,7 @@ static int measure(const struct bench_options *o, const struct bench_daemon *d) 
     small.trace = NULL;
     r = bench_load_make(&small, llm42_server(llm42_io_core(io))->context, &load);
     if (r == BENCH_OK) r = bench_load_run(io, &load);
-    if (r == BENCH_OK) memory_report(o, d, info, "after 16 requests");
+    if (r == BENCH_OK) memory_report(o, d, info, true);
 out:
     json_decref(info);
     bench_load_close(&load);

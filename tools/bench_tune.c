@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/version.h"
 #include "runtime/err.h"
 #include "tools/bench_lab.h"
 
@@ -234,20 +235,20 @@ static void part_race(struct bench_lab *t, struct part *p, uint32_t n_rows) {
 }
 
 /* A line for each stretch with one winner. */
-static void part_print(const struct part *p) {
+static void part_print(FILE *f, const struct part *p) {
     for (uint32_t i = 0; i < p->n_points; i++) {
         const struct point *at = &p->points[i];
 
         if (i + 1 < p->n_points && p->points[i + 1].best == at->best) continue;
         if (p->n_k)
-            printf("PRODUCT(%s, %u, %u, %u, %u)%s\n", p->name, p->n, p->n_k, at->a,
-                   p->c[at->best].value, at->words);
+            fprintf(f, "PRODUCT(%s, %u, %u, %u, %u)%s\n", p->name, p->n, p->n_k, at->a,
+                    p->c[at->best].value, at->words);
         else
-            printf("NORM(%u, %u, %u)%s\n", p->n, at->a, p->c[at->best].value, at->words);
+            fprintf(f, "NORM(%u, %u, %u)%s\n", p->n, at->a, p->c[at->best].value, at->words);
     }
 }
 
-static void products(struct bench_lab *t, const struct bench_lab_size *size) {
+static void products(FILE *f, struct bench_lab *t, const struct bench_lab_size *size) {
     struct part *parts = bench_lab_take(6, sizeof(*parts));
 
     parts_make(t, parts);
@@ -257,7 +258,7 @@ static void products(struct bench_lab *t, const struct bench_lab_size *size) {
             if (parts[p].stage != BENCH_LAB_LOGITS || row_counts[r] <= size->n_seqs)
                 part_race(t, &parts[p], row_counts[r]);
     }
-    for (int p = 0; p < 6; p++) part_print(&parts[p]);
+    for (int p = 0; p < 6; p++) part_print(f, &parts[p]);
     free(parts);
 }
 
@@ -278,18 +279,18 @@ static void attend_race(struct bench_lab *t, const char *what, uint32_t n_rows, 
     tell(what, at, c, N_SPLITS, CANONICAL_SPLIT);
 }
 
-static void attend_print(const struct bench_lab *t, const char *kind, const struct candidate *c,
-                         const struct point *points, uint32_t n) {
+static void attend_print(FILE *f, const struct bench_lab *t, const char *kind,
+                         const struct candidate *c, const struct point *points, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         if (i + 1 < n && points[i + 1].a == points[i].a && points[i + 1].best == points[i].best)
             continue;
-        printf("SPLIT(%s, %u, %u, %u, %u, %u, %u)%s\n", kind, t->model.n_heads, t->model.n_kv_heads,
-               t->model.head_dim, points[i].a, points[i].b, c[points[i].best].value,
-               points[i].words);
+        fprintf(f, "SPLIT(%s, %u, %u, %u, %u, %u, %u)%s\n", kind, t->model.n_heads,
+                t->model.n_kv_heads, t->model.head_dim, points[i].a, points[i].b,
+                c[points[i].best].value, points[i].words);
     }
 }
 
-static void attention(struct bench_lab *t, const struct bench_lab_size *size) {
+static void attention(FILE *f, struct bench_lab *t, const struct bench_lab_size *size) {
     struct candidate c[N_SPLITS] = {
         {.value = 128},  {.value = 256},  {.value = schedule_canonical().split_keys},
         {.value = 1024}, {.value = 2048}, {.value = SCHEDULE_SPLIT_MAX}};
@@ -300,18 +301,18 @@ static void attention(struct bench_lab *t, const struct bench_lab_size *size) {
     for (uint32_t n_seqs = 1; n_seqs <= size->n_seqs; n_seqs *= 2)
         for (uint32_t keys = 512; keys <= n_keys_max && keys * n_seqs <= size->n_tokens; keys *= 2)
             attend_race(t, "decode", n_seqs, n_seqs, keys, c, &points[n++]);
-    attend_print(t, "DECODE", c, points, n);
+    attend_print(f, t, "DECODE", c, points, n);
     n = 0;
     for (uint32_t keys = 512; keys <= n_keys_max; keys *= 2) {
         attend_race(t, "prompt", keys < size->n_rows ? keys : size->n_rows, 1, keys, c, &points[n]);
         points[n++].a = DEVICE_ROWS_MAX; /* of however many sequences */
     }
-    attend_print(t, "PROMPT", c, points, n);
+    attend_print(f, t, "PROMPT", c, points, n);
 }
 
 /* ---- The verb ---- */
 
-static int tune_run(const struct bench_options *o, const char *geometry) {
+static int tune_run(FILE *f, const struct bench_options *o, const char *geometry) {
     const struct bench_lab_size *size = strcmp(o->device, "cuda") == 0 ? &on_gpu : &on_twin;
     const int64_t begin_ns = bench_now_ns();
     struct bench_lab t;
@@ -323,28 +324,43 @@ static int tune_run(const struct bench_options *o, const char *geometry) {
         return BENCH_USAGE;
     }
     bench_lab_open(&t, o, o->device, &m, size);
-    printf("\n/* %s: %s; %u layers, medians of %d rounds */\n", geometry, t.describe,
-           t.model.n_layers, ROUNDS);
-    products(&t, size);
-    attention(&t, size);
+    fprintf(f, "\n/* %s: %s; %u layers, medians of %d rounds */\n", geometry, t.describe,
+            t.model.n_layers, ROUNDS);
+    products(f, &t, size);
+    attention(f, &t, size);
     fprintf(stderr, "%s: %.1f s\n", geometry, (double)(bench_now_ns() - begin_ns) / 1e9);
     bench_lab_close(&t);
     return BENCH_OK;
 }
 
+/* The table goes to stdout when it is whole: of what fails nobody keeps a part as a file. */
 int bench_tune(const struct bench_options *o) {
     static const char *const usual[] = {"llama-3.1-8b", "smollm2-135m"};
     const time_t now = time(NULL);
+    char *text = NULL;
+    size_t n_text = 0;
+    FILE *f = open_memstream(&text, &n_text);
     struct tm day;
     char date[16];
     int r = BENCH_OK;
 
+    if (!f) return BENCH_FAILED;
     (void)gmtime_r(&now, &day);
     (void)strftime(date, sizeof(date), "%Y-%m-%d", &day);
-    printf("/* Printed by `llm42-bench tune` %s, %s; not to be edited (docs/experiments.md).\n"
-           " * A line holds for so many rows, or sequences and keys, down to the line before. */\n",
-           LLM42_VERSION, date);
-    if (o->operand) return tune_run(o, o->operand);
-    for (int i = 0; r == BENCH_OK && i < 2; i++) r = tune_run(o, usual[i]);
+    fprintf(
+        f,
+        "/* Printed by `llm42-bench tune` %s, %s; not to be edited (docs/experiments.md).\n"
+        " * A line holds for so many rows, or sequences and keys, down to the line before. */\n",
+        version_whole(), date);
+    if (o->operand)
+        r = tune_run(f, o, o->operand);
+    else
+        for (int i = 0; r == BENCH_OK && i < 2; i++) r = tune_run(f, o, usual[i]);
+    if (fclose(f) != 0 && r == BENCH_OK) {
+        bench_say("no memory for the table");
+        r = BENCH_FAILED;
+    }
+    if (r == BENCH_OK) fputs(text, stdout);
+    free(text);
     return r;
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/err.h"
 #include "tools/bench_peer.h"
@@ -50,6 +51,16 @@ int bench_geometry(const char *name, struct model *out_model, struct err *e) {
     if (strchr(name, '/') || strchr(name, '.')) return model_read(name, out_model, e);
     return err_set(e, -ENOENT, "%s is no geometry: %s, %s, or a folder (with a / in its name)",
                    name, known[0].name, known[1].name);
+}
+
+int bench_folder_make(const char *path) {
+    if (!path) {
+        bench_say("--out DIR is wanted");
+        return BENCH_USAGE;
+    }
+    if (mkdir(path, 0777) == 0 || errno == EEXIST) return BENCH_OK;
+    bench_say("%s: %s", path, strerror(errno));
+    return BENCH_FAILED;
 }
 
 struct bench_peer *bench_peer_for(const struct bench_options *o) {

@@ -74,6 +74,9 @@ int bench_tune(const struct bench_options *o);    /* bench_tune.c: the fastest c
 int bench_experiment(const struct bench_options *o);        /* bench_experiment.c: of the paper */
 int bench_experiment_report(const struct bench_options *o); /* bench_experiment_report.c: a page */
 
+/* Makes it where it is not there; NULL: --out is wanted. */
+int bench_folder_make(const char *path);
+
 /* 0; or what model_read gives, or -ENOENT: no such name. */
 int bench_geometry(const char *name, struct model *out_model, struct err *e);
 

@@ -335,6 +335,7 @@ int bench_weights(const struct bench_options *o) {
         return BENCH_USAGE;
     }
     must(bench_geometry(o->geometry, &x.model, &e), &e);
+    if ((r = bench_folder_make(o->out)) != BENCH_OK) return r;
     must(cpu_pool_open(n_threads, &x.pool, &e), &e);
     snprintf(x.path, sizeof(x.path), "%s/model.safetensors", o->out);
     bench_report_section(&o->report, "Weights to the GPU: %s, %u threads", o->geometry, n_threads);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/version.h"
 #include "runtime/cpu_pool.h"
 #include "tools/bench_client.h"
 
@@ -31,10 +32,11 @@ static const char usage[] =
     "  start    starts a daemon of its own: time to READY=1, memory, PING; stops it\n"
     "  kernels  of the GPU, each on the canonical and the tuned schedule: beside a peer, and\n"
     "           beside what bounds it\n"
-    "  step     whole steps of the GPU and their stages, weights made up from --seed\n"
+    "  step     whole steps of the GPU, their stages and the choice of a token, weights made up\n"
+    "           from --seed\n"
     "  weights  from a file in --out DIR, made up there from --seed where there is none, to the\n"
     "           GPU: beside the file read alone and the bus alone; and hashed\n"
-    "  tune [GEOMETRY]   the fastest cuts of each product and of attention on this GPU, as\n"
+    "  tune [GEOMETRY]   the fastest cuts of each product, norm and attention on this GPU, as\n"
     "           the text of runtime/schedule_sm90.inc\n"
     "  experiment NAME   of the paper: join, spans, window, ablation, offline, online; a row a\n"
     "           run in DIR/NAME.csv of --out, digests held against a reference; gemm, norm,\n"
@@ -42,9 +44,10 @@ static const char usage[] =
     "  report DIR        DIR/index.html of all that experiments left there\n"
     "\n"
     "  --json                     an object a line: conditions, notes, figures\n"
-    "  --model DIR                twin, engine, start, experiment (tests/data/verse-4m)\n"
-    "  --threads N                twin (stages), engine, start, experiment: 1 to 256 (one a\n"
-    "                             processor)\n"
+    "  --model DIR                twin, engine, start, experiment (tests/data/verse-4m, of the\n"
+    "                             working folder)\n"
+    "  --threads N                twin (stages), engine, start, kernels, weights, tune,\n"
+    "                             experiment: 1 to 256 (one a processor)\n"
     "  --policy P                 engine, start: canonical, tuned, auto; engine also all\n"
     "                             (canonical)\n"
     "  --socket PATH              serve: of the daemon (/run/llm42/llm42d.sock, or LLM42_SOCKET)\n"
@@ -56,15 +59,18 @@ static const char usage[] =
     "  --temperature T            serve, start, experiment: of every request (0)\n"
     "  --trace FILE               serve, experiment: CSV of lengths, one row drawn for each\n"
     "                             request; columns prompt,output or ContextTokens,GeneratedTokens\n"
-    "                             or num_prefill_tokens,num_decode_tokens\n"
-    "  --seed S                   of arrivals, lengths and draws; of made-up weights (1)\n"
+    "                             or num_prefill_tokens,num_decode_tokens or\n"
+    "                             prompt_tokens,completion_tokens or input_tokens,output_tokens\n"
+    "  --seed S                   of arrivals, lengths and draws; of made-up values (1)\n"
     "  --pings N                  serve, start: round trips (2000)\n"
     "  --daemon PATH              start, experiment: the program (beside this one)\n"
     "  --set SECTION.KEY=VALUE    start, experiment: a setting of it, up to 32 times\n"
     "  --geometry NAME            kernels, step, weights, experiment: llama-3.1-8b,\n"
     "                             smollm2-135m, or a folder with a\n"
     "                             config.json (llama-3.1-8b)\n"
-    "  --rows N,N,..              kernels, step: rows of a step, up to 16 counts, 1 to 8192\n"
+    "  --rows N,N,..              kernels, step, experiment: rows of a step, up to 16 counts, 1 "
+    "to\n"
+    "                             8192\n"
     "  --only F,F,..              kernels: of gemm, attention, norm (all)\n"
     "  --pause MS                 kernels: before each replay of a product, ours and the peer's, "
     "0\n"
@@ -73,8 +79,10 @@ static const char usage[] =
     "  --peer PROGRAM             kernels, step: measures the same by other libraries, or none\n"
     "                             (tools/bench_peer.py, which wants torch)\n"
     "  --plot FILE                kernels: a roofline as SVG, by gnuplot; or its script, FILE.gp\n"
-    "  --cache DIR                kernels, step, tune, weights: of compiled kernels (none)\n"
-    "  --out DIR                  experiment, weights: folder of its files\n"
+    "  --cache DIR                kernels, step, tune, weights, experiment: of compiled kernels\n"
+    "                             (none)\n"
+    "  --out DIR                  experiment, weights: folder of its files, made if it is not "
+    "there\n"
     "  --device D                 experiment: cpu, cuda (cpu); tune: cuda, or cpu to try it\n"
     "  --repeats R                experiment: of every run, 1 to 100 (3)\n"
     "  --systems S,S,..           experiment: of nondet, nondet-stock, canonical, auto,\n"
@@ -95,8 +103,9 @@ static const char usage[] =
     "  --bound MS                 experiment: requests a second that end within it\n"
     "  --version, --help\n"
     "\n"
-    "Every figure says what it is of, its unit and, where there is one, its target.  Times are\n"
-    "CLOCK_MONOTONIC; a figure taken while other work runs is not one.\n"
+    "An option that a verb has no use for is refused.  Every figure says what it is of, its unit\n"
+    "and, where there is one, its target.  Times are CLOCK_MONOTONIC; a figure taken while other\n"
+    "work runs is not one.\n"
     "exit status: 0 done, 1 failed, 2 usage, 7 daemon not reachable, 130 interrupted\n";
 
 enum flag {
@@ -190,6 +199,69 @@ static const struct option options[] = {
     {"reference-device", required_argument, NULL, REFERENCE_DEVICE},
     {"bound", required_argument, NULL, BOUND},
     {NULL, 0, NULL, 0},
+};
+
+enum verb_bits {
+    TWIN = 1 << 0,
+    ENGINE = 1 << 1,
+    SERVE = 1 << 2,
+    START = 1 << 3,
+    KERNELS = 1 << 4,
+    STEP = 1 << 5,
+    WEIGHTS = 1 << 6,
+    TUNE = 1 << 7,
+    EXPERIMENT = 1 << 8,
+    REPORT = 1 << 9,
+    ALL_VERBS = (1 << 10) - 1,
+
+    LOADS = SERVE | START | EXPERIMENT, /* a daemon, over its socket */
+    STARTS = START | EXPERIMENT,
+    ON_GPU = KERNELS | STEP | WEIGHTS | TUNE | EXPERIMENT,
+};
+
+/* Which verbs an option is of, by enum flag. */
+static const uint32_t taken_by[] = {
+    [JSON] = ALL_VERBS & ~(uint32_t)TUNE,
+    [MODEL] = TWIN | ENGINE | STARTS,
+    [THREADS] = TWIN | ENGINE | STARTS | KERNELS | WEIGHTS | TUNE,
+    [POLICY] = ENGINE | START,
+    [SOCKET] = SERVE,
+    [REQUESTS] = SERVE | EXPERIMENT,
+    [CONCURRENCY] = SERVE,
+    [RATE] = SERVE,
+    [SHARE] = SERVE | START,
+    [TOKENS] = SERVE,
+    [TEMPERATURE] = LOADS,
+    [TRACE] = SERVE | EXPERIMENT,
+    [SEED] = TWIN | LOADS | STEP | WEIGHTS | TUNE,
+    [PINGS] = SERVE | START,
+    [DAEMON] = STARTS,
+    [SET] = STARTS,
+    [GEOMETRY] = KERNELS | STEP | WEIGHTS | EXPERIMENT,
+    [ROWS] = KERNELS | STEP | EXPERIMENT,
+    [ONLY] = KERNELS,
+    [PAUSE] = KERNELS,
+    [CONTEXT] = STEP,
+    [PEER] = KERNELS | STEP,
+    [PLOT] = KERNELS,
+    [CACHE] = ON_GPU,
+    [OUT] = EXPERIMENT | WEIGHTS,
+    [DEVICE] = EXPERIMENT | TUNE,
+    [REPEATS] = EXPERIMENT,
+    [SYSTEMS] = EXPERIMENT,
+    [WORKLOADS] = EXPERIMENT,
+    [SHARES] = EXPERIMENT,
+    [RATES] = EXPERIMENT,
+    [WINDOWS] = EXPERIMENT,
+    [GROUPS] = EXPERIMENT,
+    [MISMATCHES] = EXPERIMENT,
+    [ARRIVALS] = EXPERIMENT,
+    [SCALE] = EXPERIMENT,
+    [PROMPTS] = EXPERIMENT,
+    [EOS] = EXPERIMENT,
+    [REFERENCE] = EXPERIMENT,
+    [REFERENCE_DEVICE] = EXPERIMENT,
+    [BOUND] = EXPERIMENT,
 };
 
 static int number(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *out) {
@@ -402,39 +474,72 @@ static const char *daemon_beside(void) {
     return path;
 }
 
+static const struct part {
+    const char *verb;
+    int (*run)(const struct bench_options *o);
+    uint32_t bit;
+    bool unasked; /* where no verb is given */
+    bool silent;  /* measures nothing here and now */
+    bool operand; /* has an argument */
+} parts[] = {
+    {"twin", bench_twin, TWIN, true, false, false},
+    {"twin", bench_stage, TWIN, true, false, false},
+    {"engine", bench_engine, ENGINE, true, false, false},
+    {"serve", bench_serve, SERVE, false, false, false},
+    {"start", bench_start, START, false, false, false},
+    {"kernels", bench_kernels, KERNELS, false, false, false},
+    {"step", bench_step, STEP, false, false, false},
+    {"weights", bench_weights, WEIGHTS, false, false, false},
+    {"tune", bench_tune, TUNE, false, true, true},
+    {"experiment", bench_experiment, EXPERIMENT, false, false, true},
+    {"report", bench_experiment_report, REPORT, false, true, true},
+};
+
+enum { N_PARTS = sizeof(parts) / sizeof(parts[0]) };
+
+static bool is_asked(const struct part *p, const char *verb) {
+    return verb[0] ? strcmp(p->verb, verb) == 0 : p->unasked;
+}
+
 static int run(const char *verb, const struct bench_options *o) {
-    static const struct {
-        const char *verb;
-        int (*run)(const struct bench_options *o);
-        bool unasked; /* where no verb is given */
-        bool silent;  /* measures nothing here and now */
-    } parts[] = {
-        {"twin", bench_twin, true, false},
-        {"twin", bench_stage, true, false},
-        {"engine", bench_engine, true, false},
-        {"serve", bench_serve, false, false},
-        {"start", bench_start, false, false},
-        {"kernels", bench_kernels, false, false},
-        {"step", bench_step, false, false},
-        {"weights", bench_weights, false, false},
-        {"tune", bench_tune, false, true},
-        {"experiment", bench_experiment, false, false},
-        {"report", bench_experiment_report, false, true},
-    };
-    const bool all = verb[0] == '\0';
-    int r = BENCH_USAGE;
+    bool told = false;
+    int r = BENCH_OK;
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        const bool ours = all ? parts[i].unasked : strcmp(parts[i].verb, verb) == 0;
-
-        if (!ours) continue;
-        if (r == BENCH_USAGE && !parts[i].silent)
-            bench_report_conditions(&o->report, all ? "twin, engine" : verb, bench_threads(o));
+    for (int i = 0; r == BENCH_OK && i < N_PARTS; i++) {
+        if (!is_asked(&parts[i], verb)) continue;
+        if (!told && !parts[i].silent)
+            bench_report_conditions(&o->report, verb[0] ? verb : "twin, engine", bench_threads(o));
+        told = true;
         r = parts[i].run(o);
-        if (r != BENCH_OK) return r;
     }
-    if (r == BENCH_USAGE) bench_say("%s is no verb; see llm42-bench --help", verb);
     return r;
+}
+
+/* The verb's bit, of the usual ones together, or 0; whether it has an argument. */
+static uint32_t verb_find(const char *verb, bool *out_operand) {
+    uint32_t bits = 0;
+
+    *out_operand = false;
+    for (int i = 0; i < N_PARTS; i++)
+        if (is_asked(&parts[i], verb)) {
+            bits |= parts[i].bit;
+            *out_operand = parts[i].operand;
+        }
+    if (!bits) bench_say("%s is no verb; see llm42-bench --help", verb);
+    return bits;
+}
+
+/* An option that would say nothing is refused, as whoever gives it expects that it says something. */
+static int check_used(const bool given[], const char *verb, uint32_t bits) {
+    for (int i = 0; options[i].name; i++) {
+        const int flag = options[i].val;
+
+        if (!given[flag] || taken_by[flag] & bits) continue;
+        bench_say("--%s: not of %s; see llm42-bench --help", options[i].name,
+                  verb[0] ? verb : "twin, engine");
+        return BENCH_USAGE;
+    }
+    return BENCH_OK;
 }
 
 int main(int argc, char **argv) {
@@ -454,8 +559,10 @@ int main(int argc, char **argv) {
                               .scale = 1,
                               .n_repeats = 3,
                               .reference_flight = 1};
+    bool given[sizeof(taken_by) / sizeof(taken_by[0])] = {false}, operand;
     const char *verb = "";
     int flag, index = 0, r;
+    uint32_t bits;
 
     while ((flag = getopt_long(argc, argv, "", options, &index)) != -1) {
         if (flag == HELP) {
@@ -463,27 +570,29 @@ int main(int argc, char **argv) {
             return BENCH_OK;
         }
         if (flag == VERSION) {
-            printf("llm42-bench %s\n", LLM42_VERSION);
+            printf("llm42-bench %s\n", version_whole());
             return BENCH_OK;
         }
         if (flag == '?') return BENCH_USAGE; /* getopt has said why */
         r = take(&o, flag, options[index].name, optarg);
         if (r != BENCH_OK) return r;
+        given[flag] = true;
     }
     if (optind < argc) verb = argv[optind++];
-    if (optind < argc && (strcmp(verb, "experiment") == 0 || strcmp(verb, "report") == 0 ||
-                          strcmp(verb, "tune") == 0))
-        o.operand = argv[optind++];
+    bits = verb_find(verb, &operand);
+    if (!bits) return BENCH_USAGE;
+    if (optind < argc && operand) o.operand = argv[optind++];
     /* An experiment has its own counts. */
-    if (o.n_requests == 0 && strcmp(verb, "experiment") != 0) o.n_requests = REQUESTS_DEFAULT;
-    if (!o.device) o.device = strcmp(verb, "tune") == 0 ? "cuda" : "cpu";
+    if (o.n_requests == 0 && bits != EXPERIMENT) o.n_requests = REQUESTS_DEFAULT;
+    if (!o.device) o.device = bits == TUNE ? "cuda" : "cpu";
     /* An experiment's is its model's, where none is given. */
-    if (!o.geometry && strcmp(verb, "experiment") != 0) o.geometry = "llama-3.1-8b";
+    if (!o.geometry && bits != EXPERIMENT) o.geometry = "llama-3.1-8b";
     if (optind < argc) {
         bench_say("%s is one argument too many; see llm42-bench --help", argv[optind]);
         return BENCH_USAGE;
     }
-    r = run(verb, &o);
+    r = check_used(given, verb, bits);
+    if (r == BENCH_OK) r = run(verb, &o);
     if (fflush(stdout) == 0 && !ferror(stdout)) return r;
     bench_say("cannot write the output");
     return BENCH_FAILED;
