@@ -122,13 +122,17 @@ $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(CC) $(ALL_CFLAGS)' | cmp -s - $@ || echo '$(CC) $(ALL_CFLAGS)' > $@
 
+$(BUILD)/commit: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -DLLM42_VERSION='"$(VERSION)"' -MMD -MP -c $< -o $@
 
 # Which commit this is, in one file, so that a commit does not rebuild the rest.
 $(BUILD)/daemon/version.o: private ALL_CFLAGS += -DLLM42_COMMIT='"$(COMMIT)"'
-$(BUILD)/daemon/version.o: $(wildcard .git/HEAD .git/refs/heads/*)
+$(BUILD)/daemon/version.o: $(BUILD)/commit
 
 # The exp2 table of attention weights is part of the program (SPEC 2.7).
 $(BUILD)/runtime/ex2_sm90.o: runtime/ex2_sm90.bin
