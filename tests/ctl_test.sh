@@ -127,6 +127,7 @@ print(sum((l["tokens"] for l in lines[:-1]), []) == lines[-1]["tokens"],
 expect 3 "too_long (class client, field max_tokens)" "$ctl" generate --max-tokens 100000 a
 expect 3 "an empty prompt" "$ctl" generate ""
 expect 3 "template (class unsupported" "$ctl" chat hello
+expect 2 "/nonexistent: No such file" "$build/llm42-bench" serve --pings 10 --trace /nonexistent
 expect 3 "no_request" "$ctl" cancel --admin-socket "$dir/admin.sock" 999999
 expect 1 "no answer in time" "$ctl" generate --timeout 1 --ignore-eos --max-tokens 2000 a
 

@@ -280,6 +280,8 @@ expect 2 "--rows 257: up to 256 here" lab invariance --out "$dir/a" --rows 257
 expect 2 "--rows: 8 is asked for twice" lab norm --out "$dir/a" --rows 8,1,8
 expect 2 "--rows: not of verify-cost" lab verify-cost --out "$dir/a" --rows 8
 expect 2 "--windows: not of gemm" lab gemm --out "$dir/a" --windows 8
+expect 2 "--trace: not of gemm" lab gemm --out "$dir/a" --trace "$dir/trace.csv"
+expect 2 "--requests: not of invariance" lab invariance --out "$dir/a" --requests 8
 expect 2 "--systems: not of norm" lab norm --out "$dir/a" --systems auto
 expect 2 "--windows 8,x: whole numbers, 1 to 256" lab verify-cost --out "$dir/a" --windows 8,x
 expect 2 "--groups 0: whole numbers, 1 to 64" lab verify-cost --out "$dir/a" --groups 0

@@ -262,7 +262,7 @@ static int check_used(const struct bench_options *o, enum bench_experiment e) {
         {"arrivals", o->arrivals, e != BENCH_JOIN && e != BENCH_OFFLINE},
         {"shares", o->shares, e != BENCH_JOIN},
         {"geometry", o->geometry, false},
-        {"rows", o->n_rows ? "some" : NULL, false},
+        {"rows", o->n_rows ? "" : NULL, false},
     };
 
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
