@@ -34,15 +34,23 @@ enum {
 
 extern __shared__ __align__(128) unsigned char spread_dynamic[];
 
-// What the ranks read of each other, or leave with each other.
+// What the ranks read of each other, or leave with each other.  What one warp a rank does not read
+// costs more than the work between: some 30 cycles of all ranks for each 32 words.
 struct shown {
     unsigned depths[N_DEPTHS];
+    word64 depth_groups[WARPS]; // sums of 32 bins
     word64 bins[2][N_KEYS]; // in turns: who is one meeting ahead leaves in peace who still reads
-    word64 above[2][WARPS]; // weights of keys above those in the bins, in turns too
-    word64 weights[WARPS];  // of all
-    word64 bests[SM90_SPREAD_RANKS][WARPS];
+    word64 groups[2][WARPS];
+    word64 above[2], weight; // weights of keys above those in the bins; of all
+    word64 bests[2][SM90_SPREAD_RANKS];
     unsigned n_ties[2], last[2]; // of top_k, of top_p
+    float e_sum;
+    // of this rank alone
+    word64 parts[WARPS], target;
+    unsigned limit; // bits of the bound that the race began with
     batch_result *to;
+    int way;
+    bool draws;
 };
 
 static_assert(sizeof(shown) <= SM90_SPREAD_SHOWN, "the shared memory that launches ask for");
@@ -180,9 +188,8 @@ static __device__ inline word64 warp_sum(word64 v) {
     return v;
 }
 
-// The first chunk with the largest logit, as `order` has them; S of SPEC 2.10.
-static __device__ word64 find_chunk(shared &s, const spread &p, unsigned n_chunks, float &out_sum) {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+// The first chunk with the largest logit, as `order` has them.
+static __device__ word64 find_chunk(shared &s, const spread &p, unsigned n_chunks) {
     word64 best = 0;
 
     for (unsigned c = threadIdx.x; c < n_chunks; c += THREADS) {
@@ -191,20 +198,68 @@ static __device__ word64 find_chunk(shared &s, const spread &p, unsigned n_chunk
         best = v > best ? v : best;
     }
     best = warp_max(best);
-    if (lane == 0) s.parts[warp] = best;
+    if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = best;
     __syncthreads(); // all warps' are in place
-    best = warp_max(s.parts[lane]);
-    const float exponent = exponent_of(logit_of(HIGH(best)));
+    return warp_max(s.parts[threadIdx.x % 32]);
+}
 
-    if (n_chunks > THREADS) {
-        out_sum = sum_chunks(s, table(p), n_chunks, exponent);
-        return best;
+// To s.sums the trees of the warps, which S of SPEC 2.10 is the tree of.
+static __device__ void sum_table(shared &s, const spread &p, unsigned n_chunks, float exponent) {
+    float v[8];
+
+    if (n_chunks <= THREADS) {
+        const bool is_there = threadIdx.x < n_chunks;
+        const batch_chunk own = is_there ? table(p)[threadIdx.x] : batch_chunk{0.0f, 0.0f};
+
+        v[0] = scaled(own.max, own.sum, exponent, is_there);
+    } else {
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned c = threadIdx.x * 8 + i;
+            const batch_chunk own = c < n_chunks ? table(p)[c] : batch_chunk{0.0f, 0.0f};
+
+            v[i] = scaled(own.max, own.sum, exponent, c < n_chunks);
+        }
+        v[0] = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
     }
-    const bool is_there = threadIdx.x < n_chunks;
-    const batch_chunk own = is_there ? table(p)[threadIdx.x] : batch_chunk{0.0f, 0.0f};
+    v[0] = warp_tree(v[0]);
+    if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32] = v[0];
+}
 
-    out_sum = block_tree(s, scaled(own.max, own.sum, exponent, is_there));
-    return best;
+// Of the lanes up to this one.
+static __device__ inline word64 warp_scan(word64 v) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const word64 other = __shfl_up_sync(~0u, v, step);
+
+        if (threadIdx.x % 32 >= (unsigned)step) v += other;
+    }
+    return v;
+}
+
+// Of the words at this place of all ranks the sum; each begins with its own.
+static __device__ inline word64 sum_ranks(const word64 *at) {
+    word64 v = 0;
+
+#pragma unroll 8
+    for (unsigned i = 0; i < gridDim.x; i++) {
+        const unsigned rank = i + blockIdx.x;
+
+        v += sm90_load2_peer(sm90_shared(at), rank < gridDim.x ? rank : rank - gridDim.x);
+    }
+    return v;
+}
+
+static __device__ inline unsigned sum_ranks(const unsigned *at) {
+    unsigned v = 0;
+
+#pragma unroll 8
+    for (unsigned i = 0; i < gridDim.x; i++) {
+        const unsigned rank = i + blockIdx.x;
+
+        v += sm90_load1_peer(sm90_shared(at), rank < gridDim.x ? rank : rank - gridDim.x);
+    }
+    return v;
 }
 
 // The bin of a depth: never smaller for a smaller logit.
@@ -312,17 +367,14 @@ static __device__ void weigh_share(shown &x, const spread &p, const row &r, cons
     if (!summed) return;
     const word64 all = sum.of_warp();
 
-    if (threadIdx.x % 32 == 0) x.weights[threadIdx.x / 32] = all;
-}
+    if (threadIdx.x % 32 == 0) x.parts[threadIdx.x / 32] = all;
+    __syncthreads(); // all warps have weighed theirs
+    const unsigned bin = threadIdx.x;
+    const word64 group = warp_sum((word64)x.depths[bin] << left_out(bin, vocab));
+    const word64 weight = warp_sum(x.parts[threadIdx.x % 32]);
 
-// Of all ranks' and warps' values the sum, by each warp.
-static __device__ word64 sum_ranks(const word64 (&parts)[WARPS], const spread &p) {
-    word64 v = 0;
-
-#pragma unroll 8
-    for (unsigned rank = 0; rank < gridDim.x; rank++)
-        v += sm90_load2_peer(sm90_shared(&parts[threadIdx.x % 32]), rank);
-    return warp_sum(v);
+    if (threadIdx.x % 32 == 0) x.depth_groups[threadIdx.x / 32] = group;
+    if (threadIdx.x == 0) x.weight = weight;
 }
 
 // The weights of this rank's keys above hi; numbers of the ids within lo .. hi, in no order, how
@@ -352,7 +404,30 @@ static __device__ void pick(shared &s, shown &x, const spread &p, unsigned lo, u
     }
     const word64 all = above.of_warp();
 
-    if (lane == 0) x.above[p.turn][threadIdx.x / 32] = all;
+    if (lane == 0) x.parts[threadIdx.x / 32] = all;
+}
+
+// The bin at which the sum reaches the target, by one warp: to s.bin, s.left, s.sum, x.way.
+static __device__ void find_bin(shared &s, shown &x, unsigned turn, bool has_above, word64 target) {
+    const unsigned lane = threadIdx.x % 32;
+    word64 above = 0, own = sum_ranks(&x.groups[turn][lane]), upto;
+
+    if (has_above)
+        above = warp_sum(lane < gridDim.x ? sm90_load2_peer(sm90_shared(&x.above[turn]), lane) : 0);
+    upto = above + warp_scan(own);
+    const unsigned hits = __ballot_sync(~0u, upto - own < target && upto >= target);
+
+    if (lane == 0) x.way = hits ? 0 : above >= target ? 1 : -1;
+    if (!hits) return;
+    const unsigned group = (unsigned)__ffs((int)hits) - 1;
+
+    above = __shfl_sync(~0u, upto - own, (int)group);
+    own = sum_ranks(&x.bins[turn][group * 32 + lane]);
+    upto = above + warp_scan(own);
+    if (upto - own >= target || upto < target) return;
+    s.bin = group * 32 + lane;
+    s.left = target - (upto - own);
+    s.sum = own;
 }
 
 // Of the ids in order, the key within lo .. hi of the one at which the sum reaches the target; where
@@ -360,7 +435,8 @@ static __device__ void pick(shared &s, shown &x, const spread &p, unsigned lo, u
 template <bool WEIGHED>
 static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned lo, unsigned hi,
                                         word64 target) {
-    bool is_first = true;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    bool is_first = WEIGHED;
 
     if (WEIGHED) pick(s, x, p, lo, hi);
     __syncthreads(); // all are picked
@@ -370,7 +446,6 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
     for (;;) {
         const unsigned bits = 32 - __clz((int)(hi - lo));
         const unsigned shift = bits > KEY_BITS ? bits - KEY_BITS : 0;
-        word64 own = 0, before, above = 0;
 
         for (unsigned first = 0; first < n; first += THREADS) {
             const unsigned i = first + threadIdx.x, at = i >= n ? 0 : some ? picked()[i] : i;
@@ -379,25 +454,22 @@ static __device__ selected select_share(shared &s, shown &x, spread &p, unsigned
             add_to_bin<WEIGHED>(x.bins[p.turn], key >= lo && key <= hi, (hi - key) >> shift,
                                 WEIGHED ? weight(own_e(p)[at]) : 1);
         }
-        sm90_cluster_sync();    // all ranks' bins are full
-#pragma unroll(WEIGHED ? 8 : 1) // registers
-        for (unsigned rank = 0; rank < gridDim.x; rank++)
-            own += sm90_load2_peer(sm90_shared(&x.bins[p.turn][threadIdx.x]), rank);
-        if (WEIGHED && is_first) above = sum_ranks(x.above[p.turn], p);
+        __syncthreads(); // the bins are full
+        const word64 group = warp_sum(x.bins[p.turn][threadIdx.x]);
+
+        if (lane == 0) x.groups[p.turn][warp] = group;
+        if (is_first && warp == WARPS - 1) {
+            const word64 above = warp_sum(x.parts[lane]);
+
+            if (lane == 0) x.above[p.turn] = above;
+        }
+        sm90_cluster_sync(); // all ranks' are
+        if (warp == 0) find_bin(s, x, p.turn, is_first, target);
         is_first = false;
         p.turn ^= 1;
         x.bins[p.turn][threadIdx.x] = 0; // what all read before they came to the last meeting
-        const word64 total = block_sum(s, own, before);
-
-        if (above >= target) return {0, 1, 0, 0};
-        if (above + total < target) return {0, -1, 0, 0};
-        before += above;
-        if (before < target && before + own >= target) {
-            s.bin = threadIdx.x;
-            s.left = target - before;
-            s.sum = own;
-        }
-        __syncthreads(); // the bin is there, and the next ones are empty
+        __syncthreads();                 // the bin is there, and the next ones are empty
+        if (x.way) return {0, x.way, 0, 0};
         hi = hi - (s.bin << shift);
         if (shift == 0) return {hi, 0, s.left, s.sum};
         lo = max(lo, hi - ((1u << shift) - 1));
@@ -492,27 +564,28 @@ static __device__ unsigned find_key(const row &r, unsigned bin, unsigned key_fir
 // SPEC 2.11.
 static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, unsigned top_part,
                                  unsigned key_first) {
-    const unsigned warp = threadIdx.x / 32;
-    unsigned own = 0;
-    word64 before;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    selected found = {0, 1, 0, 0};
+    unsigned bin = 0;
 
     sm90_cluster_sync(); // all ranks have weighed theirs
-    const word64 target = target_of(sum_ranks(x.weights, p), top_part);
-
-#pragma unroll 8
-    for (unsigned rank = 0; rank < gridDim.x; rank++)
-        own += sm90_load1_peer(sm90_shared(&x.depths[threadIdx.x]), rank);
-    (void)block_sum(s, (word64)own << left_out(threadIdx.x, r.vocab), before);
     // the last depth that something is at and that the target reaches, give or take what the sums
-    // leave out
-    own = __reduce_max_sync(~0u, own && before < target ? threadIdx.x : 0);
-    if (threadIdx.x % 32 == 0) s.sums[warp] = num_from_bits(own);
-    __syncthreads(); // all warps' are in place
-    unsigned bin = __reduce_max_sync(~0u, num_bits(s.sums[threadIdx.x % 32]));
-    selected found = {0, 1, 0, 0};
+    // leave out: by the two warps that look for its ends
+    if (warp < 2) {
+        const word64 target = target_of(
+            warp_sum(lane < gridDim.x ? sm90_load2_peer(sm90_shared(&x.weight), lane) : 0),
+            top_part);
+        word64 own = sum_ranks(&x.depth_groups[lane]), before = warp_scan(own) - own;
+        const unsigned group = 31 - __clz((int)__ballot_sync(~0u, own && before < target));
 
-    for (; found.way; bin -= (unsigned)found.way) {
-        __syncthreads(); // nobody reads the bounds of before, nor how many were picked
+        before = __shfl_sync(~0u, before, (int)group);
+        bin = group * 32 + lane;
+        own = (word64)sum_ranks(&x.depths[bin]) << left_out(bin, r.vocab);
+        before += warp_scan(own) - own;
+        bin = group * 32 + 31 - __clz((int)__ballot_sync(~0u, own && before < target));
+        if (threadIdx.x == 0) x.target = target;
+    }
+    for (;;) {
         if (warp == 0) s.id = find_key(r, bin, key_first);
         if (warp == 1) s.bound = bin ? find_key(r, bin - 1, key_first) - 1 : key_first;
         if (threadIdx.x == 0) s.n_list = 0;
@@ -520,7 +593,10 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
         const unsigned lo = s.id, hi = s.bound;
 
         // where no key has this depth, on as before
-        if (lo <= hi) found = select_share<true>(s, x, p, lo, hi, target);
+        if (lo <= hi) found = select_share<true>(s, x, p, lo, hi, x.target);
+        if (!found.way) break;
+        bin -= (unsigned)found.way;
+        __syncthreads(); // nobody reads the bounds of before, nor how many were picked
     }
     const word64 one = weight(e_of(r, logit_of(found.key)));
 
@@ -529,33 +605,34 @@ static __device__ cut keep_share(shared &s, shown &x, spread &p, const row &r, u
 
 // Four adjacent ids from `id` on, of which some run; s.bound is there.
 static __device__ inline void run_four(shared &s, const batch_want &want, unsigned id,
-                                       const bool (&runs)[4], const float (&e)[4], word64 &best) {
+                                       const bool (&runs)[4], const float (&e)[4], float bound,
+                                       word64 &best) {
     const uint4 made = words_of(want, id / 4);
     const unsigned words[4] = {made.x, made.y, made.z, made.w};
-    const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
-
+    float least[4];
     unsigned left = 0;
 
     // E is at least v log2(e), v = (word + 1/2) / 2^32, give or take 2^-18: whoever is slower than
     // some other by more than that is out
 #pragma unroll
-    for (unsigned i = 0; i < 4; i++)
-        left |= (runs[i] && (float)words[i] * 0x1.7147p-32f <= bound * e[i]) << i;
+    for (unsigned i = 0; i < 4; i++) {
+        least[i] = (float)words[i] * 0x1.7147p-32f;
+        left |= (runs[i] && least[i] <= bound * e[i]) << i;
+    }
     // the likely fastest first, so that few others have to run
     while (left) {
         unsigned at = 0, word = 0;
-        float own_e = 0.0f;
+        float first = 0.0f, own_e = 0.0f;
 
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {
-            if (!(left >> i & 1) || (own_e > 0.0f && (float)words[i] * own_e >= (float)word * e[i]))
-                continue;
+            if (!(left >> i & 1) || (own_e > 0.0f && least[i] * own_e >= first * e[i])) continue;
             at = i;
             word = words[i];
+            first = least[i];
             own_e = e[i];
         }
         const word64 own = time_of(id | at, word, own_e);
-        const float time = num_from_bits(HIGH(~own));
 
         if (own > best) {
             best = own;
@@ -564,45 +641,118 @@ static __device__ inline void run_four(shared &s, const batch_want &want, unsign
         left &= ~(1u << at);
 #pragma unroll
         for (unsigned i = 0; i < 4; i++)
-            if ((float)words[i] * 0x1.7147p-32f > time * e[i]) left &= ~(1u << i);
+            if (least[i] > num_from_bits(HIGH(~own)) * e[i]) left &= ~(1u << i);
     }
+}
+
+// To x.limit and s.bound a time that the fastest of all ranks will most likely beat.  With a sum S of the e of
+// those who run, nobody has time t or less with a chance of 2^(-t S).
+static __device__ void guess_bound(shared &s, shown &x, const spread &p, const cut &kept,
+                                   bool has_target) {
+    enum { CHANCE = 8 };
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const float min_p = s.want.min_p;
+
+    if (has_target) { // of what top_p keeps, in units of 2^-40
+        if (threadIdx.x == 0) s.bound = x.limit = num_bits(CHANCE * 0x1p40f / (float)x.target);
+        __syncthreads(); // it is there
+        return;
+    }
+    float sum = 0.0f;
+
+    for (unsigned i = threadIdx.x; i < p.n; i += THREADS) {
+        const float e = own_e(p)[i];
+
+        if (e >= min_p && is_kept(kept, own_keys()[i], p.first + i)) sum += e;
+    }
+    sum = warp_tree(sum);
+    if (lane == 0) s.sums[warp] = sum;
+    __syncthreads(); // all warps' are in place
+    sum = warp_tree(s.sums[lane]);
+    if (threadIdx.x == 0) x.e_sum = sum;
+    sm90_cluster_sync(); // all ranks' are
+    if (warp == 0) {
+        sum = lane < gridDim.x
+                  ? num_from_bits(sm90_load1_peer(sm90_shared((const unsigned *)&x.e_sum), lane))
+                  : 0.0f;
+        sum = warp_tree(sum);
+        s.bound = x.limit = num_bits(CHANCE / sum);
+    }
+    __syncthreads(); // it is there
 }
 
 // The token, for all ranks.
 static __device__ unsigned race_share(shared &s, shown &x, const spread &p, const batch_want &want,
-                                      const cut &kept) {
-    const unsigned lane = threadIdx.x % 32;
-    word64 best = 0;
+                                      const cut &kept, bool has_target) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    __syncthreads(); // nobody reads what s.bound was before
-    if (threadIdx.x == 0) s.bound = 0x7f800000;
-    __syncthreads(); // the bound is there
-    for (unsigned i = threadIdx.x; i < p.n / 4; i += THREADS) {
-        const uint4 v = ((const uint4 *)own_keys())[i];
-        const float4 w = ((const float4 *)own_e(p))[i];
-        const unsigned keys[4] = {v.x, v.y, v.z, v.w};
-        const float e[4] = {w.x, w.y, w.z, w.w};
-        const unsigned id = p.first + 4 * i;
-        bool runs[4];
+    guess_bound(s, x, p, kept, has_target);
+    for (unsigned turn = 0;; turn++) {
+        word64 best = 0;
+
+        for (unsigned i = threadIdx.x; i < p.n / 4; i += THREADS) {
+            const uint4 v = ((const uint4 *)own_keys())[i];
+            const float4 w = ((const float4 *)own_e(p))[i];
+            const unsigned keys[4] = {v.x, v.y, v.z, v.w};
+            const float e[4] = {w.x, w.y, w.z, w.w};
+            const unsigned id = p.first + 4 * i;
+            const float bound = num_from_bits(*(volatile unsigned *)&s.bound);
+            bool runs[4];
+
+            // E is above 2^-33 for every word
+#pragma unroll
+            for (unsigned k = 0; k < 4; k++)
+                runs[k] = e[k] * bound >= 0x1p-33f && e[k] >= want.min_p &&
+                          is_kept(kept, keys[k], id + k);
+            if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
+            run_four(s, want, id, runs, e, bound, best);
+        }
+        best = warp_max(best);
+        if (lane == 0) s.parts[warp] = best;
+        __syncthreads(); // all warps' are in place
+        best = warp_max(s.parts[lane]);
+        if (warp == 0 && lane < gridDim.x)
+            sm90_store2_peer(sm90_shared(&x.bests[turn][blockIdx.x]), lane, best);
+        if (threadIdx.x == 0) s.bound = 0x7f800000;
+        sm90_cluster_sync(); // all ranks' are
+        best = warp_max(lane < gridDim.x ? x.bests[turn][lane] : 0);
+        // nobody was that fast, or whoever came first may not have been: once more, without a bound
+        if (turn > 0 || HIGH(~best) <= x.limit) return ~LOW(best);
+    }
+}
+
+// The first id with this key of those of a chunk, from `token` on, by each warp.
+static __device__ unsigned first_of(const spread &p, unsigned token, unsigned key) {
+    const unsigned lane = threadIdx.x % 32;
+    const float4 v = ((const float4 *)(own_logits() + (token - p.first)))[lane];
+    const float four[4] = {v.x, v.y, v.z, v.w};
+    unsigned least = ~0u;
 
 #pragma unroll
-        for (unsigned k = 0; k < 4; k++)
-            runs[k] = e[k] > 0.0f && e[k] >= want.min_p && is_kept(kept, keys[k], id + k);
-        if (!runs[0] && !runs[1] && !runs[2] && !runs[3]) continue;
-        run_four(s, want, id, runs, e, best);
-    }
-    best = warp_max(best);
-    if (lane < gridDim.x)
-        sm90_store2_peer(sm90_shared(&x.bests[blockIdx.x][threadIdx.x / 32]), lane, best);
-    sm90_cluster_sync(); // all ranks' are there
-    best = 0;
-#pragma unroll 8
-    for (unsigned rank = 0; rank < gridDim.x; rank++) {
-        const word64 other = x.bests[rank][lane];
+    for (unsigned k = 0; k < 4; k++)
+        if (key_of(four[k]) == key) least = min(least, token + 4 * lane + k);
+    return __reduce_min_sync(~0u, least);
+}
 
-        best = other > best ? other : best;
+// A row that wants its first id, which this rank has, or that has none, by a warp.
+static __device__ void write_greedy(shared &s, shown &x, const spread &p, word64 best,
+                                    bool is_number, float lse) {
+    enum { WORDS = sizeof(batch_result) / sizeof(unsigned) };
+    unsigned v[4] = {0, 0, 0, 0};
+
+    if (is_number) {
+        v[0] = first_of(p, ~LOW(best) * CHUNK, HIGH(best));
+        v[1] = num_bits(own_logits()[v[0] - p.first] - lse);
+        v[2] = s.want.target != 0xffffffffu ? num_bits(s.target - lse) : 0;
+        v[3] = num_bits(lse);
     }
-    return ~LOW(warp_max(best));
+    for (unsigned i = threadIdx.x; i < WORDS; i += 32)
+        ((unsigned *)x.to)[i] = i == 0           ? v[0]
+                                : i == 1         ? v[1]
+                                : i == 2         ? v[2]
+                                : i == 3         ? v[3]
+                                : i == WORDS - 1 ? !is_number
+                                                 : 0;
 }
 
 // The most probable ids, or zeros, by one block.
@@ -630,7 +780,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned first = min(rank * share, n_chunks), end = min(first + share, n_chunks);
     spread p = {logits + (size_t)number * stride, share, first * CHUNK, (end - first) * CHUNK, 0};
     unsigned word = 0;
-    float sum, target = 0.0f;
+    float target = 0.0f;
 
     sm90_cluster_arrive();
     x.depths[threadIdx.x] = 0;
@@ -658,27 +808,41 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const batch_want &want = s.want;
     if (want.n_top == BATCH_NO_WANT) return;
-    const word64 best = find_chunk(s, p, n_chunks, sum);
-    const float max = logit_of(HIGH(best)), exponent = exponent_of(max);
-    const float lse = num_fma(exponent, NUM_LN2, num_log2(sum) * NUM_LN2);
+    const bool is_greedy = want.temperature == 0.0f && want.n_top == 0;
+    const word64 best = find_chunk(s, p, n_chunks);
+    const float exponent = exponent_of(logit_of(HIGH(best)));
     const unsigned chunk = ~LOW(best);
-    const float z_first = max / want.temperature;
+    unsigned token = chunk * CHUNK, writer = chunk / share;
 
-    if (!is_finite(lse) || !is_finite(max)) {
-        if (rank == 0 && threadIdx.x < sizeof(batch_result) / 4)
-            ((unsigned *)x.to)[threadIdx.x] = threadIdx.x == sizeof(batch_result) / 4 - 1;
-        return;
-    }
-    const bool draws = want.temperature != 0.0f && is_finite(z_first);
-    unsigned token = chunk * CHUNK, writer;
+    if (is_greedy && rank != writer) return;
+    sum_table(s, p, n_chunks, exponent);
+    __syncthreads(); // all warps' sums are in place
+    if (warp == 0) {
+        const float max = logit_of(HIGH(best));
+        const float sum = warp_tree(s.sums[lane]);
+        const float lse = num_fma(exponent, NUM_LN2, num_log2(sum) * NUM_LN2);
+        const bool is_number = is_finite(lse) && is_finite(max);
 
-    if (threadIdx.x == 0) {
-        s.max = max;
-        s.lse = lse;
-        r = {p.from, scratch + (size_t)number * stride, vocab, want.temperature, z_first};
+        if (is_greedy || !is_number) {
+            if (is_greedy || rank == 0) write_greedy(s, x, p, best, is_number, lse);
+        } else {
+            const float z_first = max / want.temperature;
+
+            s.max = max;
+            s.lse = lse;
+            x.draws = want.temperature != 0.0f && is_finite(z_first);
+            r = {p.from, scratch + (size_t)number * stride, vocab, want.temperature, z_first};
+        }
+        x.way = is_number;
     }
+    if (is_greedy) return;
     __syncthreads(); // they are there
-    if (draws && want.top_k > 0 && want.top_k <= LIST_MAX && want.top_k < vocab) {
+    if (!x.way) return;
+    const bool draws = x.draws;
+
+    const bool listed = draws && want.top_k > 0 && want.top_k <= LIST_MAX && want.top_k < vocab;
+
+    if (listed) {
         if (rank == 0)
             token = ~LOW(block_max(s, race_first(s, r, want, table(p), n_chunks, key_of(s.max))));
         writer = 0;
@@ -689,25 +853,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             kept = keep_first_share(s, x, p, want.top_k, key_of(s.max));
         weigh_share(x, p, r, kept, want.top_part);
         if (want.top_part) kept = keep_share(s, x, p, r, want.top_part, key_of(s.max));
-        token = race_share(s, x, p, want, kept);
+        token = race_share(s, x, p, want, kept, want.top_part && want.min_p == 0.0f);
         writer = token / CHUNK / share;
-    } else {
-        writer = chunk / share;
-        if (rank == writer) {
-            const float4 v = ((const float4 *)(own_logits() + (token - p.first)))[lane];
-            const float four[4] = {v.x, v.y, v.z, v.w};
-            unsigned least = ~0u;
-
-#pragma unroll
-            for (unsigned k = 0; k < 4; k++)
-                if (key_of(four[k]) == HIGH(best)) least = min(least, token + 4 * lane + k);
-            token = __reduce_min_sync(~0u, least);
-        }
+    } else if (rank == writer) {
+        token = first_of(p, token, HIGH(best));
     }
     if (rank == writer && threadIdx.x == 0) {
         batch_result *to = x.to;
         const float lse = s.lse;
-        const float logit = draws ? r.logits[token] : own_logits()[token - p.first];
+        const unsigned at = token - p.first;
+        // in the logits' place are keys where all ranks drew; of -0 and +0 they are one
+        const bool is_known = at < p.n && (!draws || own_keys()[at] != 0x80000000u);
+        const float logit = !is_known || (draws && listed) ? r.logits[token]
+                            : draws                        ? logit_of(own_keys()[at])
+                                                           : own_logits()[at];
 
         to->token = token;
         to->logprob = logit - lse;
