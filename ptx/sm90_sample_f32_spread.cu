@@ -23,7 +23,6 @@
 #include "ptx/sm90_sample.cuh"
 
 enum {
-    AT_ONCE = 4,            // chunks that a warp sums
     KEY_BITS = 10,          // of the number of a bin of keys:
     N_KEYS = 1 << KEY_BITS, // a thread a bin
 };
@@ -85,10 +84,6 @@ static __device__ inline batch_chunk *table(const spread &p) {
     return (batch_chunk *)(own_logits() + 2 * p.share * CHUNK);
 }
 
-static __device__ inline u32 lane_of(unsigned chunk) {
-    return chunk / 2 + chunk % 2 * 2;
-}
-
 // Maximum and sum of chunk `c` of the row: four adjacent ids a lane.
 static __device__ void sum_any(const spread &p, unsigned c, unsigned vocab) {
     const unsigned lane = threadIdx.x % 32, id = c * CHUNK + 4 * lane;
@@ -113,9 +108,12 @@ static __device__ void sum_any(const spread &p, unsigned c, unsigned vocab) {
                          (word64)num_bits(sum) << 32 | num_bits(max));
 }
 
-// Over the lanes, by halves of what is left: chunk i of four at the lanes whose last two bits are
-// lane_of(i).
-template <class OP> static __device__ inline float fold(const float (&v)[AT_ONCE], OP op) {
+// Over the lanes, by halves of what is left: value i of N is at the lanes of which chunk_of<N> is i.
+template <unsigned N> static __device__ inline unsigned chunk_of(unsigned lane) {
+    return N == 4 ? lane % 2 * 2 + lane / 2 % 2 : lane % 2;
+}
+
+template <class OP> static __device__ inline float fold(const float (&v)[4], OP op) {
     const bool odd = threadIdx.x & 1, second = threadIdx.x & 2;
     const float low = op(odd ? v[2] : v[0], __shfl_xor_sync(~0u, odd ? v[0] : v[2], 1));
     const float high = op(odd ? v[3] : v[1], __shfl_xor_sync(~0u, odd ? v[1] : v[3], 1));
@@ -126,8 +124,18 @@ template <class OP> static __device__ inline float fold(const float (&v)[AT_ONCE
     return r;
 }
 
-// Maxima and sums of four chunks, from number `local` of this rank's on.
-static __device__ void sum_four(const spread &p, unsigned local, unsigned vocab) {
+template <class OP> static __device__ inline float fold(const float (&v)[2], OP op) {
+    const bool odd = threadIdx.x & 1;
+    float r = op(odd ? v[1] : v[0], __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1));
+
+#pragma unroll
+    for (int step = 2; step < 32; step *= 2) r = op(r, __shfl_xor_sync(~0u, r, step));
+    return r;
+}
+
+// Maxima and sums of so many chunks, from number `local` of this rank's on.
+template <unsigned AT_ONCE>
+static __device__ void sum_share(const spread &p, unsigned local, unsigned vocab) {
     const unsigned lane = threadIdx.x % 32;
     float4 v[AT_ONCE];
     float max[AT_ONCE], least[AT_ONCE], sums[AT_ONCE];
@@ -150,7 +158,7 @@ static __device__ void sum_four(const spread &p, unsigned local, unsigned vocab)
 #pragma unroll
     for (unsigned i = 0; i < AT_ONCE; i++) {
         const unsigned at = (local + i) * CHUNK;
-        const float own = __shfl_sync(~0u, exponent, (int)lane_of(i));
+        const float own = __shfl_sync(~0u, exponent, (int)(AT_ONCE == 4 ? chunk_of<4>(i) : i));
 
         plain = plain && (at >= p.n || (num_fma(least[i], NUM_LOG2E, -own) >= -125.0f &&
                                         p.first + at + CHUNK <= vocab));
@@ -167,7 +175,7 @@ static __device__ void sum_four(const spread &p, unsigned local, unsigned vocab)
         return;
     }
     const float sum = fold(sums, [](float a, float b) { return a + b; });
-    const unsigned c = local + lane % 2 * 2 + lane / 2 % 2;
+    const unsigned c = local + chunk_of<AT_ONCE>(lane);
 
     for (unsigned rank = lane / AT_ONCE; rank < gridDim.x; rank += 32 / AT_ONCE)
         if (c * CHUNK < p.n)
@@ -799,8 +807,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
         if (id < vocab) target = p.from[id];
     }
-    for (unsigned local = warp * AT_ONCE; local * CHUNK < p.n; local += WARPS * AT_ONCE)
-        sum_four(p, local, vocab);
+    // two chunks a warp or, where warps do not reach, four
+    if (p.n <= 2 * WARPS * CHUNK) {
+        if (warp * 2 * CHUNK < p.n) sum_share<2>(p, warp * 2, vocab);
+    } else {
+        for (unsigned local = warp * 4; local * CHUNK < p.n; local += WARPS * 4)
+            sum_share<4>(p, local, vocab);
+    }
     if (warp == WARPS - 1 && lane < sizeof(batch_want) / sizeof(word))
         ((unsigned *)&s.want)[lane] = word;
     if (threadIdx.x == THREADS - 32) s.target = target;
