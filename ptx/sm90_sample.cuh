@@ -320,6 +320,17 @@ static __device__ selected select(shared &s, const values &from, unsigned lo, un
     }
 }
 
+// How many of the block's threads before this one voted for themselves, by the ballots of all warps.
+static __device__ unsigned n_voted_before(shared &s, unsigned ballot) {
+    unsigned n = __popc(ballot & ((1u << threadIdx.x % 32) - 1));
+
+    if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
+    __syncthreads(); // all warps' counts are in place
+#pragma unroll 1     // registers
+    for (unsigned warp = 0; warp < threadIdx.x / 32; warp++) n += (unsigned)s.parts[warp];
+    return n;
+}
+
 // Keeps n of the n_there ids that have this key: the lowest.
 static __device__ cut cut_ties(shared &s, const row &r, unsigned key, word64 n, word64 n_there) {
     unsigned n_before = 0;
@@ -332,11 +343,7 @@ static __device__ cut cut_ties(shared &s, const row &r, unsigned key, word64 n, 
         const unsigned n_here = (unsigned)__syncthreads_count(is_one);
 
         if (n_before + n_here >= n) {
-            if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
-            __syncthreads(); // all warps' counts are in place
-#pragma unroll 1 // registers
-            for (unsigned i = 0; i < threadIdx.x / 32; i++) n_before += (unsigned)s.parts[i];
-            n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
+            n_before += n_voted_before(s, ballot);
             if (is_one && n_before + 1 == n) s.id = id;
             __syncthreads(); // the last kept id is there
             break;

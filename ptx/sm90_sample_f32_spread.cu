@@ -509,11 +509,7 @@ static __device__ cut cut_share(shared &s, shown &x, const spread &p, unsigned k
         const unsigned n_here = (unsigned)__syncthreads_count(is_one);
 
         if (n_before + n_here >= n) {
-            if (threadIdx.x % 32 == 0) s.parts[threadIdx.x / 32] = __popc(ballot);
-            __syncthreads(); // all warps' counts are in place
-#pragma unroll 1 // registers
-            for (unsigned w = 0; w < threadIdx.x / 32; w++) n_before += (unsigned)s.parts[w];
-            n_before += __popc(ballot & ((1u << threadIdx.x % 32) - 1));
+            n_before += n_voted_before(s, ballot);
             if (is_one && n_before + 1 == n)
 #pragma unroll 1
                 for (unsigned rank = 0; rank < gridDim.x; rank++)
