@@ -1,5 +1,6 @@
-/* sm90_sample_cut - Which ids of a row top_k and top_p keep (SPEC 2.11), by the blocks of a cluster: bins of depth, then of
- * keys, which the ranks read of each other.  Used by sm90_sample_f32_spread.cu. */
+/* sm90_sample_cut - which ids of a row top_k and top_p keep (SPEC 2.11), by the blocks of a
+ * cluster: bins of depth, then of keys, which the ranks read of each other.  Used by
+ * sm90_sample_f32_spread.cu. */
 #ifndef LLM42D_PTX_SM90_SAMPLE_CUT_CUH
 #define LLM42D_PTX_SM90_SAMPLE_CUT_CUH
 

@@ -1,5 +1,6 @@
-/* sm90_sample_share - A row's logits by the blocks of a cluster, each with a share of them in shared memory: what they show
- * each other, and the sums of SPEC 2.10.  Used by sm90_sample_f32_spread.cu. */
+/* sm90_sample_share - a row's logits by the blocks of a cluster, each with a share of them in
+ * shared memory: what they show each other, and the sums of SPEC 2.10.  Used by
+ * sm90_sample_f32_spread.cu. */
 #ifndef LLM42D_PTX_SM90_SAMPLE_SHARE_CUH
 #define LLM42D_PTX_SM90_SAMPLE_SHARE_CUH
 
