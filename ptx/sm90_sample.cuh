@@ -16,7 +16,7 @@ enum {
     BIN_BITS = 9,    // of their number
     N_DEPTHS = 1024, // bins of weights by depth below the first id,
     DEPTHS = 16,     // so many to a factor of two
-    LIST_MAX = 1024, // ids that are put in order at once
+    LIST_MAX = SM90_SAMPLE_LIST_MAX,
     FINEST = 40,     // bits of a weight
 };
 

@@ -6,6 +6,9 @@
 #define SM90_SAMPLE_CHUNK 128 /* logits, of SPEC 2.10 */
 #define SM90_SAMPLE_GROUP 8   /* chunks that a warp takes at once */
 
+/* Ids that a block puts in order at once: a top_k up to it weighs no other. */
+#define SM90_SAMPLE_LIST_MAX 1024
+
 /* Dynamic shared memory: a group a warp. */
 #define SM90_SAMPLE_BYTES \
     (SM90_SAMPLE_THREADS / 32 * SM90_SAMPLE_GROUP * SM90_SAMPLE_CHUNK * sizeof(float))

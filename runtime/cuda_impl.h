@@ -52,6 +52,7 @@ struct cuda_op {
     uint32_t kind;
     uint32_t at;       /* the layer, or the first wanted row */
     uint32_t n;        /* wanted rows, rounded up to a bucket */
+    uint32_t n_ranks;  /* of who chooses tokens: cuda_sample_ranks */
     struct schedule s; /* its padding is zero: ops are compared as bytes */
 };
 
@@ -201,6 +202,7 @@ int cuda_step_mlp_out(struct cuda_device *d, uint32_t layer, const struct schedu
                       struct err *e);
 int cuda_step_head(struct cuda_device *d, uint32_t first, uint32_t n, const struct schedule *s,
                    struct err *e);
-int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e);
+int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, uint32_t n_ranks,
+                     struct err *e);
 
 #endif

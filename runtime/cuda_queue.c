@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ptx/sm90_batch.h"
 #include "runtime/assert.h"
 #include "runtime/cuda_impl.h"
+#include "runtime/cuda_sample.h"
 #include "runtime/err.h"
 
 /* Rows are rounded up to these: a graph each, and at most a third of the rows for nothing. */
@@ -51,6 +53,16 @@ void cuda_queue_close(struct cuda_device *d) {
     d->queue.ops = NULL;
 }
 
+/* As the step's wants ask, which are on the host as they were uploaded. */
+static uint32_t ranks_of(const struct cuda_device *d, const struct cuda_op *op) {
+    const struct batch_want *wants = (const struct batch_want *)(d->h_batch + d->at.wants_off);
+    bool weighs = false;
+
+    for (uint32_t i = op->at; i < op->at + op->n && !weighs; i++)
+        weighs = cuda_sample_weighs(&wants[i], d->model.vocab);
+    return cuda_sample_ranks(op->n, weighs, d->n_chunks, d->can_spread);
+}
+
 int cuda_queue_push(struct cuda_device *d, enum cuda_op_kind kind, uint32_t at, uint32_t n,
                     const struct schedule *s, struct err *e) {
     struct cuda_queue *q = &d->queue;
@@ -68,6 +80,7 @@ int cuda_queue_push(struct cuda_device *d, enum cuda_op_kind kind, uint32_t at, 
         op->n = cuda_queue_bucket(n);
         if (op->n > d->limits.n_logit_rows || at + op->n > d->want_places) op->n = n;
     }
+    if (kind == CUDA_OP_SAMPLE) op->n_ranks = ranks_of(d, op);
     if (!s) return 0;
     op->s.qkv = s->qkv;
     op->s.o = s->o;
@@ -96,7 +109,7 @@ static int launch(struct cuda_device *d, const struct cuda_op *op, struct err *e
     case CUDA_OP_HEAD:
         return cuda_step_head(d, op->at, op->n, &op->s, e);
     case CUDA_OP_SAMPLE:
-        return cuda_step_sample(d, op->at, op->n, e);
+        return cuda_step_sample(d, op->at, op->n, op->n_ranks, e);
     }
     return 0;
 }

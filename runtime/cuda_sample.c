@@ -10,16 +10,28 @@
 enum {
     SPREAD_RANKS = 8,
     SPREAD_ROWS_MAX = 32,
+    /* Where a row is weighed, a block of its own is as long at it as waves of clusters at that many
+     * rows: docs/performance.md. */
+    WEIGHED_ROWS_MAX = 96,
+    WEIGHED_ROW_CHUNKS = 10,
 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-uint32_t cuda_sample_ranks(uint32_t n_rows, uint32_t n_chunks, bool has_place) {
-    const uint32_t share = (n_chunks + SPREAD_RANKS - 1) / SPREAD_RANKS;
+bool cuda_sample_weighs(const struct batch_want *want, uint32_t vocab) {
+    return want->n_top != BATCH_NO_WANT && want->temperature != 0.0f &&
+           (want->top_k == 0 || want->top_k > SM90_SAMPLE_LIST_MAX || want->top_k >= vocab);
+}
 
-    return has_place && n_rows <= SPREAD_ROWS_MAX &&
+uint32_t cuda_sample_ranks(uint32_t n_rows, bool weighs, uint32_t n_chunks, bool has_place) {
+    const uint32_t share = (n_chunks + SPREAD_RANKS - 1) / SPREAD_RANKS;
+    const uint32_t weighed_max = min_u32(n_chunks / WEIGHED_ROW_CHUNKS, WEIGHED_ROWS_MAX);
+    const uint32_t n_rows_max =
+        weighs && weighed_max > SPREAD_ROWS_MAX ? weighed_max : SPREAD_ROWS_MAX;
+
+    return has_place && n_rows <= n_rows_max &&
                    SM90_SPREAD_BYTES((uint64_t)share, SPREAD_RANKS) <= SM90_SPREAD_BYTES_MAX
                ? SPREAD_RANKS
                : 0;
@@ -86,10 +98,10 @@ static int run_dealt(struct cuda_device *d, CUdeviceptr wants, CUdeviceptr resul
     return cuda_driver_launch(d->driver, &launch, e);
 }
 
-int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, struct err *e) {
+int cuda_step_sample(struct cuda_device *d, uint32_t first, uint32_t n, uint32_t n_ranks,
+                     struct err *e) {
     const CUdeviceptr wants = d->batch + d->at.wants_off + first * sizeof(struct batch_want);
     const CUdeviceptr results = d->batch + d->at.results_off + first * sizeof(struct batch_result);
-    const uint32_t n_ranks = cuda_sample_ranks(n, d->n_chunks, d->can_spread);
 
     return n_ranks ? run_spread(d, wants, results, n, n_ranks, e)
                    : run_dealt(d, wants, results, n, e);

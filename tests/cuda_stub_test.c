@@ -1363,30 +1363,46 @@ static void test_attention_places(void **state) {
     }
 }
 
-/* A cluster chooses a row's token where rows are few, one finds a place, and its share of the logits
- * fits; else blocks wait for each other: they are no more than have a place, and where none is
+/* A cluster chooses a row's token where rows are few, or few of those that a choice weighs, one finds
+ * a place, and its share of the logits fits; else blocks wait for each other: they are no more than have a place, and where none is
  * promised a row has one block. */
 static void test_sampling_places(void **state) {
-    enum { GROUPS = 5, UNITS_FEW = 3, RANKS = 8, ROWS_MAX = 32 };
+    enum { GROUPS = 5, UNITS_FEW = 3, RANKS = 8, ROWS_MAX = 32, WEIGHED_MAX = 96 };
+    static const struct sample_params greedy = {.top_p = 1}, drawn = {.temperature = 1, .top_p = 1},
+                                      listed = {.temperature = 1, .top_p = 1, .top_k = 1024},
+                                      long_listed = {.temperature = 1, .top_p = 1, .top_k = 1025};
     static const struct {
         int n_units, mps, cluster;
         uint32_t n_rows, vocab, want;
         bool spread;
+        const struct sample_params *last; /* of the last row; all others are greedy */
     } cases[] = {
-        {132, 0, 16, 1, GROUPS * 1024 - 100, RANKS, true},
-        {132, 0, 16, 2, 128, 2 * RANKS, true},
-        {132, 0, 16, ROWS_MAX, 1000, ROWS_MAX * RANKS, true},
-        {132, 0, 16, ROWS_MAX + 1, 1000, ROWS_MAX + 1, false},
-        {132, 0, 8, 2, 161 * 1024, 2 * RANKS, true},
-        {132, 0, 8, 2, 162 * 1024, 132, false},
-        {132, 1, 8, 1, GROUPS * 1024, RANKS, true},
-        {132, 0, 7, 1, GROUPS * 1024, GROUPS, false},
-        {132, 0, 7, 2, GROUPS * 1024 - 100, 2 * GROUPS, false},
-        {132, 1, 7, 1, GROUPS * 1024, 1, false},
-        {132, 1, 7, 2, GROUPS * 1024, 2, false},
-        {UNITS_FEW, 0, 0, 1, GROUPS * 1024, UNITS_FEW, false},
-        {UNITS_FEW, 0, 0, 2, GROUPS * 1024, UNITS_FEW, false},
-        {UNITS_FEW, 1, 0, 2, GROUPS * 1024, 2, false},
+        {132, 0, 16, 1, GROUPS * 1024 - 100, RANKS, true, NULL},
+        {132, 0, 16, 2, 128, 2 * RANKS, true, NULL},
+        {132, 0, 16, ROWS_MAX, 1000, ROWS_MAX * RANKS, true, NULL},
+        {132, 0, 16, ROWS_MAX + 1, 1000, ROWS_MAX + 1, false, NULL},
+        {132, 0, 8, 2, 161 * 1024, 2 * RANKS, true, NULL},
+        {132, 0, 8, 2, 162 * 1024, 132, false, NULL},
+        {132, 1, 8, 1, GROUPS * 1024, RANKS, true, NULL},
+        {132, 0, 7, 1, GROUPS * 1024, GROUPS, false, NULL},
+        {132, 0, 7, 2, GROUPS * 1024 - 100, 2 * GROUPS, false, NULL},
+        {132, 1, 7, 1, GROUPS * 1024, 1, false, NULL},
+        {132, 1, 7, 2, GROUPS * 1024, 2, false, NULL},
+        {UNITS_FEW, 0, 0, 1, GROUPS * 1024, UNITS_FEW, false, NULL},
+        {UNITS_FEW, 0, 0, 2, GROUPS * 1024, UNITS_FEW, false, NULL},
+        {UNITS_FEW, 1, 0, 2, GROUPS * 1024, 2, false, NULL},
+        /* Weighed rows: more, by the vocabulary's size. */
+        {132, 0, 16, ROWS_MAX, 1000, ROWS_MAX * RANKS, true, &drawn},
+        {132, 0, 16, ROWS_MAX + 1, 1000, ROWS_MAX + 1, false, &drawn},
+        {132, 0, 16, 38, 49152, 38 * RANKS, true, &drawn},
+        {132, 0, 16, 39, 49152, 132, false, &drawn},
+        {132, 0, 16, WEIGHED_MAX, 128256, WEIGHED_MAX * RANKS, true, &drawn},
+        {132, 0, 16, WEIGHED_MAX, 128256, WEIGHED_MAX * RANKS, true, &long_listed},
+        {132, 0, 16, WEIGHED_MAX, 128256, 132, false, &listed},
+        {132, 0, 16, WEIGHED_MAX, 128256, 132, false, &greedy},
+        {132, 0, 16, WEIGHED_MAX + 1, 128256, 132, false, &drawn},
+        {132, 0, 7, WEIGHED_MAX, 128256, 132, false, &drawn},
+        {132, 1, 16, WEIGHED_MAX, 128256, WEIGHED_MAX * RANKS, true, &drawn},
     };
     const struct schedule s = schedule_canonical();
     struct model m = small_model;
@@ -1395,15 +1411,19 @@ static void test_sampling_places(void **state) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct device_batch b = small_batch(0);
         struct device_limits limits = small_limits;
-        struct device_want wants[ROWS_MAX + 1];
+        struct device_want wants[WEIGHED_MAX + 1];
         struct device *dev;
         struct err e;
 
-        for (uint32_t row = 0; row <= ROWS_MAX; row++) wants[row] = small_wants[0];
+        for (uint32_t row = 0; row <= WEIGHED_MAX; row++) {
+            wants[row] = small_wants[0];
+            wants[row].params = greedy;
+        }
+        if (cases[i].last) wants[cases[i].n_rows - 1].params = *cases[i].last;
         b.wants = wants;
         b.n_wants = cases[i].n_rows;
         m.vocab = cases[i].vocab;
-        limits.n_wants = limits.n_logit_rows = ROWS_MAX + 1;
+        limits.n_wants = limits.n_logit_rows = cases[i].n_rows; /* no buckets beyond */
         cuda->n_units = cases[i].n_units;
         cuda->mps = cases[i].mps;
         cuda->cluster = cases[i].cluster;

@@ -31,8 +31,9 @@ enum {
     N_PAGES = N_SEQS * N_SEQ_PAGES + 8,
     N_ROWS = 512,
     N_LOGIT_ROWS = 24,
-    N_CHOICES = 48, /* rows at once: more than clusters choose for */
-    N_WANTS = 64,
+    N_CHOICES = 112,        /* rows at once: more than clusters choose for */
+    N_CHOICES_WEIGHED = 48, /* than of those who are greedy, where the vocabulary is large */
+    N_WANTS = 128,
 };
 
 static int n_failed;
@@ -524,9 +525,12 @@ static void test_choices(void) {
         start(run);
         for (uint32_t round = 0;
              round < (m.vocab > 40000 || (brief && brief < CHOICES) ? 12u : 60u); round++) {
-            const uint32_t n_rows = round % 2 ? N_CHOICES : N_LOGIT_ROWS;
+            const uint32_t n_rows = round % 4 == 3   ? N_CHOICES
+                                    : round % 4 == 1 ? N_CHOICES_WEIGHED
+                                                     : N_LOGIT_ROWS;
 
-            fill(run, n_rows, round % 2 ? 3 : 1 + round % 3);
+            fill(run, n_rows, n_rows > N_LOGIT_ROWS ? n_rows / 8 : 1 + round % 3);
+            CHECK(run->batch.n_rows == n_rows || n_rows == N_LOGIT_ROWS);
             run->batch.rows = run->rows;
             run->batch.n_seqs = N_SEQS;
             run->batch.pages = run->pages[0];

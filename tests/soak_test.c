@@ -102,7 +102,7 @@ struct pass {
 /* ---- Who looks at it from outside ---- */
 
 static atomic_uint beats, rows_now, wants_now;
-static atomic_bool over;
+static atomic_bool begun, over;
 
 static void *watch(void *arg) {
     unsigned seen = atomic_load(&beats);
@@ -110,7 +110,7 @@ static void *watch(void *arg) {
     (void)arg;
     for (int still = 0; !atomic_load(&over);) {
         (void)sleep(1);
-        still = atomic_load(&beats) == seen ? still + 1 : 0;
+        still = atomic_load(&begun) && atomic_load(&beats) == seen ? still + 1 : 0;
         seen = atomic_load(&beats);
         if (still < STILL_S) continue;
         printf("step %u has not ended for %d s: %u rows, %u of them end a row of logits\n", seen,
@@ -206,6 +206,7 @@ static void pass_run(struct device *dev, const struct size *size, uint32_t step_
                                        .n_wants = p->n_wants,
                                        .wants = p->wants};
 
+        atomic_store(&begun, true); /* before, kernels were compiled and weights loaded */
         atomic_store(&rows_now, p->n_rows);
         atomic_store(&wants_now, p->n_wants);
         if (forward_run(dev, size->model.n_layers, SLOTS_MAX, &b, &canonical, p->results,
