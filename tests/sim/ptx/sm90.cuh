@@ -511,6 +511,7 @@ DEVICE void sm90_wgmma_commit(void) {
 
 template <int N>
 static inline void sm90_wgmma_wait(void) {
+    __syncwarp(); /* all lanes wait as one */
     sim_wgmma_wait(N);
 }
 
