@@ -449,6 +449,27 @@ static void add_race(struct task *t, uint32_t gap, bool tie, float temperature) 
     }
 }
 
+/* n equal ids, of which those that are kept all come later than a race is likely to end: it is run
+ * once more without its bound. */
+static void add_slow(struct task *t, uint32_t n, float temperature, float top_p, uint32_t top_k) {
+    static uint32_t ids[EDGES];
+    struct sample_params p = {.temperature = temperature, .top_p = top_p, .top_k = top_k};
+    const uint32_t position = next() % 1000;
+    float *logits = edge_of(t), soonest;
+    uint32_t n_kept;
+
+    for (uint32_t i = 0; i < n; i++) logits[scattered(t, i)] = 2.5f;
+    n_kept = order_ids(logits, t->vocab, &p, ids);
+    if (n_kept > n) n_kept = n;
+    do {
+        p.seed = (uint64_t)next() << 32 | next();
+        soonest = NUM_INFINITY;
+        for (uint32_t i = 0; i < n_kept; i++)
+            soonest = fminf(soonest, num_exponential(num_random(p.seed, position, ids[i])));
+    } while (soonest < 10.0f / (float)n_kept);
+    add_edge(t, p, position);
+}
+
 /* One large logit and others lo to hi powers of two below it; of `others` some are no number. */
 static void add_far(struct task *t, float lo, float hi, float top_p, bool others) {
     float *logits = edge_of(t);
@@ -540,6 +561,11 @@ static void run_edges(void) {
         add_race(t, 0, false, i % 2 ? 0.7f : 1.0f);
         add_race(t, 4096, true, 1.0f);
         add_race(t, i % 2, true, 1.0f);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        add_slow(t, 16, i ? 0.7f : 1.0f, 1.0f, 0);
+        add_slow(t, 32, i ? 0.7f : 1.0f, 0.5f, 0);
+        add_slow(t, 3000, i ? 0.7f : 1.0f, 0.5f, 2000);
     }
     for (uint32_t i = 0; i < 2; i++) {
         add_far(t, 126.0f, 150.0f, 1.0f, i);
