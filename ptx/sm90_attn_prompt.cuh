@@ -5,8 +5,9 @@
  *             longest first; counters: one word, zero before and after; n_splits is 1
  *   grid      at most a block a multiprocessor, at most n_tiles x KV heads
  *   block     two warpgroups that compute, a warp that copies keys and values, three that help
- *   shared    1024 to align, STAGES x 128 keys (or values) x D, queries of both warpgroups, then
- *             their running totals: 64 x D of 2 and of 4 bytes each
+ *   shared    1024 to align, STAGES x 128 keys (or values) x D, queries of both warpgroups: 64 x D
+ *             of 2 bytes, then their results, as many bytes, or what is there before: columns 64 and
+ *             on of their running totals
  *   rounding  SPEC 2.7
  *   bound by  tensor cores, exponentials and what shared memory delivers to both
  *
@@ -14,6 +15,8 @@
  * unit's first block come in while the last block of this one is summed.  A warp's issue of wgmma
  * waits where the tensor cores are behind, so the steps over one block's values stand between the
  * exponentials of the next block, not before them.  The sum of weights is a product with ones.
+ * Folds are bound by shared memory's bytes, so that half of a total, and all of it where heads are
+ * of 64, stays in registers, and what can be had again is not kept there.
  *
  *   barrier      arrives                 waits
  *   told         copier, a unit          helpers, all who compute
@@ -52,7 +55,8 @@ struct prompt_layout {
     static constexpr u32 page_bytes = PAGE * D * 2, stage_bytes = BLOCK * D * 2;
     static constexpr u32 query_bytes = WG_ROWS * D * 2;
     static constexpr u32 queries = STAGES * stage_bytes;
-    static constexpr u32 totals = queries + WGS * query_bytes;
+    static constexpr u32 totals = queries + WGS * query_bytes, total_bytes = query_bytes;
+    static constexpr u32 kept = 32; /* of a thread's D / 2 totals, in registers */
 };
 
 /* A tile and a KV head. */
@@ -68,7 +72,7 @@ struct prompt_shared {
     u64 query_full[WGS], query_empty[WGS];
     u64 told[UNITS], taken[UNITS];
     struct prompt_unit units[UNITS];
-    u32 positions[WGS][WG_ROWS];
+    u32 positions[2][WGS][WG_ROWS]; /* of units in turn */
     u32 ones[64] __attribute__((aligned(256))); /* 16 x 8 of bf16, for wgmma without a swizzle */
 };
 
@@ -231,7 +235,7 @@ DEVICE void prompt_help(const struct sm90_attn &a, struct prompt_shared &sh, u32
                                  (head * a.n_shared + h) * D + chunk);
             }
             if (thread < WG_ROWS)
-                sh.positions[wg][thread] = attn_position(
+                sh.positions[query_parity ^ 1][wg][thread] = attn_position(
                     a, row + (min(wg * WG_ROWS + thread, n_rows - 1) * inverse >> 16));
             sm90_wait_copied();
             sm90_fence_async();
@@ -267,13 +271,40 @@ struct prompt_rows {
     float s[BLOCK / 2]; /* scores, then weights, of one block */
     u32 p[BLOCK / 4];   /* weights in bf16 */
     float o[D / 2], sums[4];
-    float m[2], scale[2];
+    float m[2], scale[2]; /* scale: the M of the split that is to be folded, where there is one */
     float total_m[2], total_l[2];
-    u32 position[2];
-    u32 first_position; /* of the warp */
-    bool fresh;         /* o is not begun */
-    bool folded;        /* the total is */
+    float kept[prompt_layout<D>::kept]; /* the first columns of the total */
 };
+
+/* What stands before a block's sums can begin. */
+enum prompt_before {
+    PROMPT_NOTHING,
+    PROMPT_START, /* they are the first */
+    PROMPT_SPLIT, /* the split before is to be folded */
+    PROMPT_UNIT,  /* and is its unit's last */
+};
+
+/* Where this warpgroup is.  The rest follows from the thread, or stands in shared memory. */
+struct prompt_at {
+    u32 base;      /* in shared memory */
+    int left;      /* keys of the unit from the block on whose weights are known */
+    int unseen;    /* keys at the unit's end that not all rows see */
+    u32 split;     /* the same as left, of the split */
+    u32 n_stages, n_units, n_cuts; /* that are over */
+    u32 before;    /* enum prompt_before */
+    bool folded;   /* the total is begun */
+};
+
+DEVICE u32 prompt_wg(void) {
+    return threadIdx.x / WG_THREADS;
+}
+
+template <int D>
+DEVICE u32 prompt_totals(const struct prompt_at &at) {
+    using layout = prompt_layout<D>;
+
+    return at.base + layout::totals + prompt_wg() * layout::total_bytes;
+}
 
 template <int D>
 DEVICE void prompt_scores(struct prompt_rows<D> &t, u32 queries, u32 keys) {
@@ -291,13 +322,13 @@ DEVICE void prompt_scores(struct prompt_rows<D> &t, u32 queries, u32 keys) {
  * the step waits for what `after` is made of. */
 template <int D>
 DEVICE void prompt_value_step(struct prompt_shared &sh, struct prompt_rows<D> &t, u32 low, u32 i,
-                              u32 after) {
+                              bool fresh, u32 after) {
     const u32 ones_low = sm90_descriptor_low(sm90_shared(sh.ones), 128);
 
     sm90_wgmma_fence();
     sm90_wgmma_across<D>::run(t.o, t.p + 4 * i, sm90_descriptor(low + i * (2 * D) + after, 16 * D),
-                              i || !t.fresh);
-    sm90_wgmma_plain8(t.sums, t.p + 4 * i, sm90_descriptor_plain(ones_low, 128), i || !t.fresh);
+                              i || !fresh);
+    sm90_wgmma_plain8(t.sums, t.p + 4 * i, sm90_descriptor_plain(ones_low, 128), i || !fresh);
     sm90_wgmma_commit();
 }
 
@@ -310,13 +341,17 @@ DEVICE void prompt_pack(struct prompt_rows<D> &t, u32 first, u32 end) {
 
 /* Keys that a row does not see: their weights come to +0, for M is never below -2^20. */
 template <int D>
-DEVICE void prompt_mask(struct prompt_rows<D> &t, u32 start) {
+DEVICE void prompt_mask(const struct prompt_shared &sh, const struct prompt_at &at,
+                        struct prompt_rows<D> &t) {
+    const u32 *positions =
+        sh.positions[at.n_units % 2][prompt_wg()] + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     int limit[2];
 
-    if (start + BLOCK - 1 <= t.first_position) return;
+    if (at.left >= at.unseen + BLOCK) return;
 #pragma unroll
     for (u32 h = 0; h < 2; h++)
-        limit[h] = (int)t.position[h] - (int)(start + threadIdx.x % 4 * 2);
+        limit[h] = (int)positions[8 * h] - (int)sh.units[at.n_units % UNITS].tile.end + at.left -
+                   (int)(threadIdx.x % 4 * 2);
 #pragma unroll
     for (u32 i = 0; i < BLOCK / 2; i++)
         if ((int)(i / 4 * 8 + i % 2) > limit[i / 2 % 2]) t.s[i] = -NUM_INFINITY;
@@ -325,14 +360,16 @@ DEVICE void prompt_mask(struct prompt_rows<D> &t, u32 start) {
 /* Scores to weights, and what they do to M.  VALUES: the steps over the block before stand between:
  * a weight has no sign, and its sign makes each wait for the exponentials before it. */
 template <int D, bool VALUES>
-DEVICE void prompt_weights(struct prompt_shared &sh, struct prompt_rows<D> &t, u32 start, u32 low) {
+DEVICE void prompt_weights(struct prompt_shared &sh, const struct prompt_at &at,
+                           struct prompt_rows<D> &t, u32 low, bool fresh) {
     const float c = num_from_bits(D == 128 ? 0x3e0293ee : 0x3e38aa3b); // a.c, as an immediate
+    const bool ended = at.before != PROMPT_NOTHING; // the block before was its split's last
     float tops[4], m[2];
 
-    prompt_mask<D>(t, start);
+    prompt_mask<D>(sh, at, t);
     if (VALUES) {
 #pragma unroll
-        for (u32 i = 0; i < LEAD; i++) prompt_value_step<D>(sh, t, low, i, 0);
+        for (u32 i = 0; i < LEAD; i++) prompt_value_step<D>(sh, t, low, i, fresh, 0);
     }
 #pragma unroll
     for (u32 i = 0; i < 4; i++) tops[i] = -NUM_INFINITY;
@@ -348,8 +385,8 @@ DEVICE void prompt_weights(struct prompt_shared &sh, struct prompt_rows<D> &t, u
 
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
-        m[h] = attn_max(t.m[h], top, c);
-        t.scale[h] = attn_pow2(t.m[h] - m[h]);
+        m[h] = attn_max(ended ? ATTN_M_START : t.m[h], top, c);
+        t.scale[h] = ended ? t.m[h] : attn_pow2(t.m[h] - m[h]);
         t.m[h] = m[h];
     }
 #pragma unroll
@@ -358,7 +395,8 @@ DEVICE void prompt_weights(struct prompt_shared &sh, struct prompt_rows<D> &t, u
         for (u32 i = 8 * step; i < 8 * step + 8; i++)
             t.s[i] = attn_weight(t.s[i], c, m[i / 2 % 2]);
         if (VALUES && step + LEAD < STEPS)
-            prompt_value_step<D>(sh, t, low, step + LEAD, num_bits(t.s[8 * step + 7]) >> 31);
+            prompt_value_step<D>(sh, t, low, step + LEAD, false,
+                                 num_bits(t.s[8 * step + 7]) >> 31);
         if (VALUES && prompt_layout<D>::packs_early && step >= LEAD) {
             sm90_wgmma_wait<LEAD>(); // steps up to step - LEAD are done with their weights
             prompt_pack<D>(t, step - LEAD, step - LEAD + 1);
@@ -366,9 +404,12 @@ DEVICE void prompt_weights(struct prompt_shared &sh, struct prompt_rows<D> &t, u
     }
 }
 
-/* The end of a split: total = fold(total, o), parked in shared memory unless it is the last. */
+/* The end of a split: total = fold(total, o), left in o where it is the last. */
 template <int D>
-DEVICE void prompt_fold(struct prompt_rows<D> &t, const float (&m)[2], u32 total_at, bool last) {
+DEVICE void prompt_fold(const struct prompt_at &at, struct prompt_rows<D> &t, const float (&m)[2],
+                        bool last) {
+    constexpr u32 kept = prompt_layout<D>::kept;
+    const u32 total_at = prompt_totals<D>(at) + threadIdx.x % WG_THREADS * 16;
     struct attn_fold f[2];
 
 #pragma unroll
@@ -378,27 +419,45 @@ DEVICE void prompt_fold(struct prompt_rows<D> &t, const float (&m)[2], u32 total
         t.total_l[h] = attn_folded(f[h], t.total_l[h], t.sums[2 * h]);
     }
 #pragma unroll
-    for (u32 j = 0; j < D / 2; j += 4) {
-        const u32 at = total_at + j * (WG_THREADS * 4);
+    for (u32 j = kept; j < D / 2; j += 4) {
+        const u32 to = total_at + (j - kept) * (WG_THREADS * 4);
         float old[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
-        if (t.folded) sm90_load4(old, at);
+        if (at.folded) sm90_load4(old, to);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) t.o[j + i] = attn_folded(f[i / 2], old[i], t.o[j + i]);
-        if (!last) sm90_store4(at, t.o[j], t.o[j + 1], t.o[j + 2], t.o[j + 3]);
+        if (!last) sm90_store4(to, t.o[j], t.o[j + 1], t.o[j + 2], t.o[j + 3]);
     }
+#pragma unroll
+    for (u32 j = 0; j < kept; j++) t.kept[j] = attn_folded(f[j / 2 % 2], t.kept[j], t.o[j]);
+}
+
+/* No total. */
+template <int D>
+DEVICE void prompt_begin(struct prompt_at &at, struct prompt_rows<D> &t) {
+    t.total_m[0] = t.total_m[1] = ATTN_M_START;
+    t.total_l[0] = t.total_l[1] = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < prompt_layout<D>::kept; j++) t.kept[j] = 0.0f;
+    at.folded = false;
 }
 
 /* Where 16 bytes of a row of the result stand: strips of 512 bytes, 2048 apart. */
 template <int D>
 DEVICE u32 prompt_strip(u32 strips, u32 row, u32 chunk) {
-    return strips + row % (D / 8) * 2048 + row / (D / 8) * (2 * D) + ((chunk ^ row % 8) << 4);
+    return strips + row % (D / 16) * 2048 + row / (D / 16) * (2 * D) + ((chunk ^ row % 8) << 4);
+}
+
+DEVICE void prompt_flag(const struct sm90_attn &a, const struct prompt_unit &unit, u32 query_row) {
+    const u32 i = query_row / a.n_shared;
+
+    if (i < unit.tile.n_rows) ((unsigned char *)a.flagged)[unit.tile.row + i] = 1;
 }
 
 /* The result, turned in shared memory where this warp's totals were: rows are written whole. */
 template <int D>
 DEVICE void prompt_write(const struct sm90_attn &a, const struct prompt_unit &unit,
-                         struct prompt_rows<D> &t, u32 totals, const bool (&good)[2]) {
+                         struct prompt_rows<D> &t, u32 totals) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 strips = totals + warp % 4 * 512;
     const u32 n_rows = unit.tile.n_rows * a.n_shared, first = warp * 16;
@@ -420,11 +479,8 @@ DEVICE void prompt_write(const struct sm90_attn &a, const struct prompt_unit &un
                 x = attn_result(x, inverse);
                 fine = num_fma(x, 0.0f, fine);
             }
-        if (!(fine == 0.0f && attn_sums_fine(t.total_m[h], t.total_l[h]) && good[h])) {
-            const u32 at = first + lane / 4 + 8 * h;
-
-            if (at < n_rows) ((unsigned char *)a.flagged)[first_row + at / a.n_shared] = 1;
-        }
+        if (!(fine == 0.0f && attn_sums_fine(t.total_m[h], t.total_l[h])))
+            prompt_flag(a, unit, first + lane / 4 + 8 * h);
     }
     /* Matrices of 8 rows x 8 values: lane i says where row i % 8 of matrix i / 8 goes. */
 #pragma unroll
@@ -461,194 +517,160 @@ DEVICE void prompt_write(const struct sm90_attn &a, const struct prompt_unit &un
     __syncwarp(); /* before totals come here again */
 }
 
-/* Where this warpgroup is. */
-template <int D>
-struct prompt_at {
-    u32 wg, base, queries, total, totals; /* in shared memory; total: this thread's */
-    u32 start, end, seen, split_end; /* of the block whose weights are known; of its unit */
-    prompt_place<STAGES> stage;
-    prompt_place<UNITS> place;
-    prompt_place<2> cut;
-    u32 query_parity;
-    bool good[2]; /* rows of the unit that ends saw no bad value */
-    u32 old;      /* its place */
-    bool pending, pending_last; /* a split is summed and not folded; the last of its unit */
-    float pending_m[2];
-};
-
 /* A split is summed: into the total, and out where it was the unit's last. */
 template <int D>
-DEVICE void prompt_close(const struct sm90_attn &a, struct prompt_shared &sh,
-                         struct prompt_at<D> &at, struct prompt_rows<D> &t, const float (&m)[2],
-                         bool last) {
-    prompt_fold<D>(t, m, at.total, last);
-    t.folded = true;
+DEVICE void prompt_close(const struct sm90_attn &a, struct prompt_shared &sh, struct prompt_at &at,
+                         struct prompt_rows<D> &t, const float (&m)[2], u32 place, bool last) {
+    prompt_fold<D>(at, t, m, last);
+    at.folded = true;
     if (last) {
-        prompt_write<D>(a, sh.units[at.old], t, at.totals, at.good);
+#pragma unroll
+        for (u32 j = 0; j < prompt_layout<D>::kept; j++) t.o[j] = t.kept[j];
+        prompt_write<D>(a, sh.units[place], t, prompt_totals<D>(at));
         __syncwarp();
-        if (threadIdx.x % 32 == 0) sm90_barrier_arrive(sm90_shared(&sh.taken[at.old]));
-        t.total_m[0] = t.total_m[1] = ATTN_M_START;
-        t.total_l[0] = t.total_l[1] = 0.0f;
-        t.folded = false;
+        if (threadIdx.x % 32 == 0) sm90_barrier_arrive(sm90_shared(&sh.taken[place]));
+        prompt_begin<D>(at, t);
     }
-    t.fresh = true;
     t.sums[0] = t.sums[2] = 0.0f;
 }
 
-/* What the unit at `place` says of our rows. */
-template <int D>
-DEVICE void prompt_enter(struct prompt_shared &sh, struct prompt_at<D> &at,
-                         struct prompt_rows<D> &t) {
-    const u32 *positions = sh.positions[at.wg], warp = threadIdx.x / 32 % 4;
-    const u32 r = warp * 16 + threadIdx.x % 32 / 4;
+/* What the unit says. */
+DEVICE void prompt_enter(const struct sm90_attn &a, const struct prompt_shared &sh,
+                         struct prompt_at &at) {
+    const struct sm90_attn_tile &tile = sh.units[at.n_units % UNITS].tile;
 
-    t.position[0] = positions[r];
-    t.position[1] = positions[r + 8];
-    t.first_position = positions[warp * 16];
-    at.start = 0;
-    at.end = sh.units[at.place.index].tile.end;
-    at.seen = sh.units[at.place.index].tile.seen;
+    at.left = tile.end;
+    at.unseen = tile.end - tile.seen - 1;
+    at.split = a.split_keys;
+}
+
+/* Rows of the unit that saw a bad value. */
+DEVICE void prompt_judge(const struct sm90_attn &a, const struct prompt_shared &sh,
+                         const struct prompt_at &at) {
+    const struct prompt_unit &unit = sh.units[at.n_units % UNITS];
+    const u32 *positions = sh.positions[at.n_units % 2][prompt_wg()];
+    const u32 r = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, bad = unit.bad;
+
+    if (bad == NO_KEY) return;
+#pragma unroll 1
+    for (u32 i = r; i <= r + 8; i += 8)
+        if (positions[i] >= bad) prompt_flag(a, unit, prompt_wg() * WG_ROWS + i);
+}
+
+DEVICE void prompt_release_queries(struct prompt_shared &sh) {
+    if (threadIdx.x % 32 == 0) sm90_barrier_arrive(sm90_shared(&sh.query_empty[prompt_wg()]));
 }
 
 template <int D>
-DEVICE void prompt_release_queries(struct prompt_shared &sh, struct prompt_at<D> &at) {
-    if (threadIdx.x % 32 == 0) sm90_barrier_arrive(sm90_shared(&sh.query_empty[at.wg]));
-    at.query_parity ^= 1;
+DEVICE void prompt_ask_scores(struct prompt_shared &sh, struct prompt_at &at,
+                              struct prompt_rows<D> &t) {
+    using layout = prompt_layout<D>;
+    const u32 stage = at.n_stages % STAGES;
+
+    sm90_barrier_wait(sm90_shared(&sh.full[stage]), at.n_stages / STAGES % 2);
+    prompt_scores<D>(t, at.base + layout::queries + prompt_wg() * layout::query_bytes,
+                     at.base + stage * layout::stage_bytes);
 }
 
-/* Sums over the block at at.start, while scores of the next one (MORE), of this unit or the next
+/* Sums over the block at hand, while scores of the next one (MORE), of this unit or the next
  * (LAST), come in and become weights. */
 template <int D, bool MORE>
-DEVICE void prompt_step(const struct sm90_attn &a, struct prompt_shared &sh,
-                        struct prompt_at<D> &at, struct prompt_rows<D> &t, bool last) {
+DEVICE void prompt_step(const struct sm90_attn &a, struct prompt_shared &sh, struct prompt_at &at,
+                        struct prompt_rows<D> &t, bool last) {
     using layout = prompt_layout<D>;
-    const u32 lane = threadIdx.x % 32;
-    const prompt_place<STAGES> v = at.stage;
-    const u32 values = at.base + v.index * layout::stage_bytes;
-    const u32 low = sm90_descriptor_low(values, 1024);
-    const bool cuts = at.start + BLOCK > at.seen + 1;
-    const bool ends = last || at.start + BLOCK == at.split_end;
-    u32 next_keys = 0;
+    const u32 lane = threadIdx.x % 32, wg = prompt_wg();
+    const u32 v = at.n_stages % STAGES, v_parity = at.n_stages / STAGES % 2;
+    const u32 low = sm90_descriptor_low(at.base + v * layout::stage_bytes, 1024);
+    const bool cuts = at.left < at.unseen + BLOCK;
+    const bool fresh = at.before != PROMPT_NOTHING;
 
-    at.stage.next();
+    at.n_stages++;
     if constexpr (MORE) {
-        if (layout::takes_turns) sm90_named_sync(4 + at.wg, WGS * WG_THREADS); // our turn
-        next_keys = at.stage.index;
-        sm90_barrier_wait(sm90_shared(&sh.full[at.stage.index]), at.stage.parity);
-        prompt_scores<D>(t, at.queries, at.base + at.stage.index * layout::stage_bytes);
-        at.stage.next();
+        if (layout::takes_turns) sm90_named_sync(4 + wg, WGS * WG_THREADS); // our turn
+        prompt_ask_scores<D>(sh, at, t);
+        at.n_stages++;
         if (layout::takes_turns)
-            sm90_named_arrive(4 + (at.wg ^ 1), WGS * WG_THREADS); // the other's turn
+            sm90_named_arrive(4 + (wg ^ 1), WGS * WG_THREADS); // the other's turn
     }
-    if (at.pending) {
-        prompt_close<D>(a, sh, at, t, at.pending_m, at.pending_last);
-        at.pending = false;
-    }
-    if (!t.fresh && __any_sync(0xffffffff, t.scale[0] != 1.0f || t.scale[1] != 1.0f)) {
+    if (at.before >= PROMPT_SPLIT)
+        prompt_close<D>(a, sh, at, t, t.scale, (at.n_units - 1) % UNITS, at.before == PROMPT_UNIT);
+    if (!fresh && __any_sync(0xffffffff, t.scale[0] != 1.0f || t.scale[1] != 1.0f)) {
 #pragma unroll
         for (u32 i = 0; i < D / 2; i++) t.o[i] = t.o[i] * t.scale[i / 2 % 2];
         t.sums[0] = t.sums[0] * t.scale[0];
         t.sums[2] = t.sums[2] * t.scale[1];
     }
     if (cuts) {
-        sm90_barrier_wait(sm90_shared(&sh.cut[at.cut.index]), at.cut.parity);
-        at.cut.next();
+        sm90_barrier_wait(sm90_shared(&sh.cut[at.n_cuts % 2]), at.n_cuts / 2 % 2);
+        at.n_cuts++;
     } else {
-        sm90_barrier_wait(sm90_shared(&sh.full[v.index]), v.parity);
+        sm90_barrier_wait(sm90_shared(&sh.full[v]), v_parity);
     }
-    at.pending = ends;
-    at.pending_last = last;
-    at.pending_m[0] = t.m[0];
-    at.pending_m[1] = t.m[1];
-    if (ends) {
-        t.m[0] = t.m[1] = ATTN_M_START;
-        at.split_end += a.split_keys;
-    }
+    at.split -= BLOCK;
+    at.left -= BLOCK;
+    at.before = last ? PROMPT_UNIT : at.split == 0 ? PROMPT_SPLIT : PROMPT_NOTHING;
+    if (at.split == 0) at.split = a.split_keys;
     if (last) {
-        const u32 bad = sh.units[at.place.index].bad;
-
-        at.good[0] = t.position[0] < bad;
-        at.good[1] = t.position[1] < bad;
-        at.old = at.place.index;
+        prompt_judge(a, sh, at);
         if constexpr (MORE) {
-            at.place.next();
-            prompt_enter<D>(sh, at, t);
-            at.split_end = a.split_keys;
+            at.n_units++;
+            prompt_enter(a, sh, at);
         }
-    } else {
-        at.start += BLOCK;
     }
     if constexpr (MORE) {
         sm90_wgmma_wait<0>();
         sm90_pin(t.s);
-        if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[next_keys]));
-        if (at.start + BLOCK >= at.end) prompt_release_queries<D>(sh, at);
-        prompt_weights<D, true>(sh, t, at.start, low);
+        if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[(at.n_stages - 1) % STAGES]));
+        if (at.left <= BLOCK) prompt_release_queries(sh);
+        prompt_weights<D, true>(sh, at, t, low, fresh);
         sm90_pin(t.s);
     } else {
 #pragma unroll
-        for (u32 i = 0; i < STEPS; i++) prompt_value_step<D>(sh, t, low, i, 0);
+        for (u32 i = 0; i < STEPS; i++) prompt_value_step<D>(sh, t, low, i, fresh, 0);
     }
     sm90_wgmma_wait<0>();
     sm90_pin(t.o);
     sm90_pin(t.sums);
-    t.fresh = false;
-    if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[v.index]));
+    if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[v]));
     if constexpr (MORE)
         prompt_pack<D>(t, layout::packs_early ? STEPS - LEAD : 0, STEPS);
     else
-        prompt_close<D>(a, sh, at, t, at.pending_m, true);
+        prompt_close<D>(a, sh, at, t, t.m, at.n_units % UNITS, true);
 }
 
 template <int D>
 DEVICE void prompt_compute(const struct sm90_attn &a, struct prompt_shared &sh, u32 base) {
     using layout = prompt_layout<D>;
-    const u32 wg = threadIdx.x / WG_THREADS, lane = threadIdx.x % 32;
-    const u32 totals = base + layout::totals + wg * (WG_ROWS * D * 4);
-    struct prompt_at<D> at = {
-        .wg = wg,
-        .base = base,
-        .queries = base + layout::queries + wg * layout::query_bytes,
-        .total = totals + threadIdx.x % WG_THREADS * 16,
-        .totals = totals,
-    };
+    const u32 wg = prompt_wg(), lane = threadIdx.x % 32;
+    struct prompt_at at = {.base = base, .before = PROMPT_START};
     struct prompt_rows<D> t;
 
     sm90_barrier_wait(sm90_shared(&sh.told[0]), 0);
     if (sh.units[0].tile.n_rows == 0) return;
-    t.fresh = true;
-    t.folded = false;
-#pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-        t.m[h] = t.total_m[h] = ATTN_M_START;
-        t.total_l[h] = 0.0f;
-        t.scale[h] = 1.0f;
-    }
+    prompt_begin<D>(at, t);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) t.sums[i] = 0.0f;
+    t.m[0] = t.m[1] = ATTN_M_START;
     sm90_barrier_wait(sm90_shared(&sh.query_full[wg]), 0);
-    prompt_enter<D>(sh, at, t);
-    at.split_end = a.split_keys;
+    prompt_enter(a, sh, at);
     if (layout::takes_turns && wg == 1) sm90_named_arrive(4, WGS * WG_THREADS); // 0 begins
-    sm90_barrier_wait(sm90_shared(&sh.full[0]), 0);
-    prompt_scores<D>(t, at.queries, base);
+    prompt_ask_scores<D>(sh, at, t);
+    at.n_stages++;
     sm90_wgmma_wait<0>();
     sm90_pin(t.s);
     if (lane == 0) sm90_barrier_arrive(sm90_shared(&sh.empty[0]));
-    if (BLOCK >= at.end) prompt_release_queries<D>(sh, at);
-    at.stage.next();
-    prompt_weights<D, false>(sh, t, 0, 0);
+    if (at.left <= BLOCK) prompt_release_queries(sh);
+    prompt_weights<D, false>(sh, at, t, 0, false);
     prompt_pack<D>(t, 0, STEPS);
     for (;;) {
-        const bool last = at.start + BLOCK >= at.end;
+        const bool last = at.left <= BLOCK;
 
         if (last) {
-            prompt_place<UNITS> next = at.place;
+            const u32 next = at.n_units + 1;
 
-            next.next();
-            sm90_barrier_wait(sm90_shared(&sh.told[next.index]), next.parity);
-            if (sh.units[next.index].tile.n_rows == 0) break;
-            sm90_barrier_wait(sm90_shared(&sh.query_full[wg]), at.query_parity);
+            sm90_barrier_wait(sm90_shared(&sh.told[next % UNITS]), next / UNITS % 2);
+            if (sh.units[next % UNITS].tile.n_rows == 0) break;
+            sm90_barrier_wait(sm90_shared(&sh.query_full[wg]), next % 2);
         }
         prompt_step<D, true>(a, sh, at, t, last);
     }
