@@ -451,6 +451,11 @@ DEVICE void sm90_pin(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* What was computed stays in a register: it is not computed again. */
+DEVICE void sm90_keep(u32 &x) {
+    asm volatile("" : "+r"(x));
+}
+
 /* c += a b, c 16 x 8. */
 DEVICE void sm90_mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "

@@ -57,6 +57,7 @@ struct prompt_layout {
     static constexpr u32 queries = STAGES * stage_bytes;
     static constexpr u32 totals = queries + WGS * query_bytes, total_bytes = query_bytes;
     static constexpr u32 kept = 32; /* of a thread's D / 2 totals, in registers */
+    static constexpr u32 rows = totals + WGS * total_bytes; /* their M and sums of weights */
 };
 
 /* A tile and a KV head. */
@@ -272,7 +273,6 @@ struct prompt_rows {
     u32 p[BLOCK / 4];   /* weights in bf16 */
     float o[D / 2], sums[4];
     float m[2], scale[2]; /* scale: the M of the split that is to be folded, where there is one */
-    float total_m[2], total_l[2];
     float kept[prompt_layout<D>::kept]; /* the first columns of the total */
 };
 
@@ -404,39 +404,49 @@ DEVICE void prompt_weights(struct prompt_shared &sh, const struct prompt_at &at,
     }
 }
 
+/* M and sums of weights of a thread's total. */
+template <int D>
+DEVICE u32 prompt_total_rows(const struct prompt_at &at) {
+    return at.base + prompt_layout<D>::rows + threadIdx.x * 16;
+}
+
 /* The end of a split: total = fold(total, o), left in o where it is the last. */
 template <int D>
 DEVICE void prompt_fold(const struct prompt_at &at, struct prompt_rows<D> &t, const float (&m)[2],
                         bool last) {
     constexpr u32 kept = prompt_layout<D>::kept;
-    const u32 total_at = prompt_totals<D>(at) + threadIdx.x % WG_THREADS * 16;
+    const u32 rows_at = prompt_total_rows<D>(at);
+    u32 total_at = prompt_totals<D>(at) + threadIdx.x % WG_THREADS * 16;
     struct attn_fold f[2];
+    float row[4], old[2][4] = {};
 
+    sm90_load4(row, rows_at);
+    sm90_keep(total_at);
+    if (kept < D / 2 && at.folded) sm90_load4(old[0], total_at);
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        f[h] = attn_fold(t.total_m[h], m[h]);
-        t.total_m[h] = f[h].m;
-        t.total_l[h] = attn_folded(f[h], t.total_l[h], t.sums[2 * h]);
+        f[h] = attn_fold(row[2 * h], m[h]);
+        row[2 * h] = f[h].m;
+        row[2 * h + 1] = attn_folded(f[h], row[2 * h + 1], t.sums[2 * h]);
     }
-#pragma unroll
-    for (u32 j = kept; j < D / 2; j += 4) {
-        const u32 to = total_at + (j - kept) * (WG_THREADS * 4);
-        float old[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-
-        if (at.folded) sm90_load4(old, to);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) t.o[j + i] = attn_folded(f[i / 2], old[i], t.o[j + i]);
-        if (!last) sm90_store4(to, t.o[j], t.o[j + 1], t.o[j + 2], t.o[j + 3]);
-    }
+    sm90_store4(rows_at, row[0], row[1], row[2], row[3]);
 #pragma unroll
     for (u32 j = 0; j < kept; j++) t.kept[j] = attn_folded(f[j / 2 % 2], t.kept[j], t.o[j]);
+#pragma unroll
+    for (u32 j = kept; j < D / 2; j += 4) {
+        const u32 k = (j - kept) / 4, to = total_at + k * (WG_THREADS * 16);
+
+        if (j + 4 < D / 2 && at.folded) sm90_load4(old[(k + 1) % 2], to + WG_THREADS * 16);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) t.o[j + i] = attn_folded(f[i / 2], old[k % 2][i], t.o[j + i]);
+        if (!last) sm90_store4(to, t.o[j], t.o[j + 1], t.o[j + 2], t.o[j + 3]);
+    }
 }
 
 /* No total. */
 template <int D>
 DEVICE void prompt_begin(struct prompt_at &at, struct prompt_rows<D> &t) {
-    t.total_m[0] = t.total_m[1] = ATTN_M_START;
-    t.total_l[0] = t.total_l[1] = 0.0f;
+    sm90_store4(prompt_total_rows<D>(at), ATTN_M_START, 0.0f, ATTN_M_START, 0.0f);
 #pragma unroll
     for (u32 j = 0; j < prompt_layout<D>::kept; j++) t.kept[j] = 0.0f;
     at.folded = false;
@@ -457,17 +467,20 @@ DEVICE void prompt_flag(const struct sm90_attn &a, const struct prompt_unit &uni
 /* The result, turned in shared memory where this warp's totals were: rows are written whole. */
 template <int D>
 DEVICE void prompt_write(const struct sm90_attn &a, const struct prompt_unit &unit,
-                         struct prompt_rows<D> &t, u32 totals) {
+                         struct prompt_rows<D> &t, u32 totals, u32 rows_at) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 strips = totals + warp % 4 * 512;
     const u32 n_rows = unit.tile.n_rows * a.n_shared, first = warp * 16;
     const u32 first_row = unit.tile.row, first_head = unit.head * a.n_shared;
     u32 r = first + lane / (D / 8), row = r / a.n_shared, head = r % a.n_shared;
 
+    float ml[4];
+
+    sm90_load4(ml, rows_at);
     __syncwarp(); /* all have read their totals */
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        const float inverse = 1.0f / t.total_l[h];
+        const float inverse = 1.0f / ml[2 * h + 1];
         float fine = 0.0f; /* or not a number */
 
 #pragma unroll
@@ -479,7 +492,7 @@ DEVICE void prompt_write(const struct sm90_attn &a, const struct prompt_unit &un
                 x = attn_result(x, inverse);
                 fine = num_fma(x, 0.0f, fine);
             }
-        if (!(fine == 0.0f && attn_sums_fine(t.total_m[h], t.total_l[h])))
+        if (!(fine == 0.0f && attn_sums_fine(ml[2 * h], ml[2 * h + 1])))
             prompt_flag(a, unit, first + lane / 4 + 8 * h);
     }
     /* Matrices of 8 rows x 8 values: lane i says where row i % 8 of matrix i / 8 goes. */
@@ -526,7 +539,7 @@ DEVICE void prompt_close(const struct sm90_attn &a, struct prompt_shared &sh, st
     if (last) {
 #pragma unroll
         for (u32 j = 0; j < prompt_layout<D>::kept; j++) t.o[j] = t.kept[j];
-        prompt_write<D>(a, sh.units[place], t, prompt_totals<D>(at));
+        prompt_write<D>(a, sh.units[place], t, prompt_totals<D>(at), prompt_total_rows<D>(at));
         __syncwarp();
         if (threadIdx.x % 32 == 0) sm90_barrier_arrive(sm90_shared(&sh.taken[place]));
         prompt_begin<D>(at, t);

@@ -518,6 +518,8 @@ static inline void sm90_wgmma_wait(void) {
 template <int N>
 static inline void sm90_pin(float (&)[N]) {}
 
+DEVICE void sm90_keep(u32 &) {}
+
 DEVICE void sm90_mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     sim_mma(c, a, b0, b1);
 }
