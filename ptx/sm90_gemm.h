@@ -21,7 +21,8 @@ enum {
     SM90_GEMM_WIDE_ROWS = 256,  /* rows of W to a tile of sm90_gemm_bf16_wide* */
     SM90_GEMM_SPREAD_TOKENS = 256, /* rows of x to a tile of sm90_gemm_bf16_spread* */
     SM90_GEMM_FOUR_TOKENS = 64, /* rows of x to a tile of sm90_gemm_bf16_four* */
-    SM90_GEMM_MANY_TOKENS = 128 /* rows of x to a block of sm90_gemm_bf16_many* */
+    SM90_GEMM_MANY_TOKENS = 128, /* rows of x to a block of sm90_gemm_bf16_many* */
+    SM90_GEMM_TALL_TOKENS = 192  /* and of sm90_gemm_bf16_tall* */
 };
 
 /* What becomes of y = W x. */

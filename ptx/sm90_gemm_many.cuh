@@ -6,15 +6,16 @@
  *   g         see sm90_gemm.h; out may be neither x nor weights
  *   grid      clusters of 2 blocks, any number, but with SPLIT all on the GPU at once: n_whole a
  *             multiple of them, and no more pieces behind those than there are clusters
- *   block     384 threads: a warpgroup that copies, two that compute 64 rows of x each
- *   shared    1024 to align, STAGES times (16 KB of x, N * 128 bytes of W), then 18 KB, or with a
- *             tree wider than 128 N times 512 bytes
+ *   block     128 (1 + WGS) threads: a warpgroup that copies, WGS (two, three) that compute 64 rows
+ *             of x each
+ *   shared    1024 to align, STAGES times (WGS * 8 KB of x, N * 128 bytes of W), then WGS * 9 KB, or
+ *             with a tree wider than 128 N times 512 bytes
  *   rounding  SPEC 2.4: chains of k16 steps, tree of fp32 additions, one rounding (or none); 2.6
  *   bound by  tensor cores, and for large ones the card's power limit
  *
- * x is the left operand of wgmma.  A tile has `height` rows of it, at most 128, for rows past the
+ * x is the left operand of wgmma.  A tile has `height` rows of it, at most 64 WGS, for rows past the
  * end take the copy engine longer than rows that are; what stands behind them in shared memory is
- * multiplied, too, and dropped, and where it is half of the tile the second warpgroup rests.
+ * multiplied, too, and dropped, and a warpgroup that has none of them rests.
  * The blocks of a pair share one operand, of which each fetches half and sends it to both: they
  * have two tiles of rows of x and the same N rows of W, or, with share_x, the same tile of rows of
  * x and N rows of W each.  `group` of them go through all of W together, so that L2 serves the
@@ -41,21 +42,22 @@
 
 #define SM90_P24 SM90_P16(0), SM90_P8(16)
 #define SM90_P48 SM90_P32(0), SM90_P16(32)
+#define SM90_P120 SM90_P112, SM90_P8(112)
 #define SM90_P128 SM90_P96, SM90_P32(96)
 #define SM90_T120 SM90_T112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define SM90_T128 SM90_T120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 SM90_WGMMA(48, SM90_T24, SM90_P24, 24, 25, 26)
 SM90_WGMMA(96, SM90_T48, SM90_P48, 48, 49, 50)
+SM90_WGMMA(240, SM90_T120, SM90_P120, 120, 121, 122)
 SM90_WGMMA(256, SM90_T128, SM90_P128, 128, 129, 130)
 
 enum {
     RANKS = 2,
-    ROWS = SM90_GEMM_MANY_TOKENS,
     ROW_BYTES = 2 * SM90_GEMM_BLOCK,
-    X_BYTES = ROWS * ROW_BYTES,
-    COMPUTE_WARPS = 8,
-    COMPUTE_THREADS = COMPUTE_WARPS * 32,
+    WG_THREADS = 128, /* of a warpgroup: the first copies */
+    WG_WARPS = 4,
     WG_ROWS = 64,
+    WG_BYTES = WG_ROWS * ROW_BYTES, /* of x in a stage */
     WARP_ROWS = 16,
     CHUNK_COLUMNS = 16, /* of the output, staged for full sectors */
     STAGING_PITCH = 144, /* bytes: four chunks, and against bank conflicts */
@@ -63,10 +65,10 @@ enum {
     BOTH = (1 << RANKS) - 1,
 };
 
-template <int N, int STAGES>
+template <int N, int STAGES, int WGS>
 struct many_shared {
-    static constexpr u32 w_bytes = N * ROW_BYTES;
-    static constexpr u32 stage_bytes = X_BYTES + w_bytes;
+    static constexpr u32 x_bytes = WGS * WG_BYTES;
+    static constexpr u32 stage_bytes = x_bytes + N * ROW_BYTES;
     static constexpr u32 ring_bytes = STAGES * stage_bytes;
 };
 
@@ -105,35 +107,35 @@ DEVICE void many_span(const struct sm90_gemm &g, u32 &rows, u32 &columns) {
 
 template <int N, bool SPLIT>
 DEVICE u32 many_tiles(const struct sm90_gemm &g) {
-    const u32 n_whole = SPLIT ? g.n_whole : 0;
+    const u32 n_whole = SPLIT ? g.n_whole : 0, n_splits = SPLIT ? g.n_splits : 1;
     u32 rows, columns;
 
     many_span<N>(g, rows, columns);
     return n_whole +
-           ((g.n_rows + rows - 1) / rows * ((g.n + columns - 1) / columns) - n_whole) * g.n_splits;
+           ((g.n_rows + rows - 1) / rows * ((g.n + columns - 1) / columns) - n_whole) * n_splits;
 }
 
 /* In groups of tiles along the rows of x, each group through all of W. */
 template <int N, bool SPLIT>
 DEVICE struct many_tile many_tile(const struct sm90_gemm &g, u32 i, u32 rank) {
-    const u32 n_whole = SPLIT ? g.n_whole : 0;
+    const u32 n_whole = SPLIT ? g.n_whole : 0, n_splits = SPLIT ? g.n_splits : 1;
     const bool whole = SPLIT && i < n_whole;
     u32 rows, columns;
     struct many_tile t;
 
     many_span<N>(g, rows, columns);
-    t.n_splits = whole ? 1 : g.n_splits;
+    t.n_splits = whole ? 1 : n_splits;
     const u32 n_down = (g.n_rows + rows - 1) / rows, n_across = (g.n + columns - 1) / columns;
-    const u32 pair = whole ? i : n_whole + (i - n_whole) / g.n_splits;
+    const u32 pair = whole ? i : n_whole + (i - n_whole) / n_splits;
     const u32 of_group = g.group * n_across;
     const u32 first = pair / of_group * g.group, local = pair % of_group;
     const u32 in_group = min(g.group, n_down - first);
 
-    t.split = whole ? 0 : (i - n_whole) % g.n_splits;
+    t.split = whole ? 0 : (i - n_whole) % n_splits;
     t.row = (first + local % in_group) * rows + (g.share_x ? 0 : rank * g.height);
     t.end = min(g.n_rows, t.row + g.height);
     t.n = local / in_group * columns + (g.share_x ? rank * N : 0);
-    t.slot = ((pair - n_whole) * RANKS + rank) * g.n_splits; /* of those that are split */
+    t.slot = ((pair - n_whole) * RANKS + rank) * n_splits; /* of those that are split */
     return t;
 }
 
@@ -143,7 +145,7 @@ struct many_piece {
     u32 to, n_bytes; /* in the stage; 0 where the lane has none */
 };
 
-template <int N>
+template <int N, int WGS>
 DEVICE struct many_piece many_piece(const struct sm90_gemm &g, const struct many_tile &t,
                                     u32 rank, u32 first_block) {
     const u32 lane = threadIdx.x % 32;
@@ -157,7 +159,7 @@ DEVICE struct many_piece many_piece(const struct sm90_gemm &g, const struct many
 
     p.from = (const char *)g.weights +
              (((u64)tile * g.n_blocks + first_block) * g.tile + (row - tile * g.tile)) * ROW_BYTES;
-    p.to = X_BYTES + (row - n) * ROW_BYTES;
+    p.to = WGS * WG_BYTES + (row - n) * ROW_BYTES;
     p.n_bytes = row < past ? (past - row) * ROW_BYTES : 0;
     return p;
 }
@@ -189,10 +191,10 @@ DEVICE void many_copy_rows(const struct sm90_map *map, const struct sm90_gemm &g
 }
 
 /* One warp.  Weights depend on no kernel: the first come before the kernel before is done. */
-template <int N, int STAGES, int SEGMENTS, bool SPLIT>
+template <int N, int STAGES, int SEGMENTS, bool SPLIT, int WGS>
 DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32 ring, u32 full,
                       u32 empty, u32 rank) {
-    using shared = many_shared<N, STAGES>;
+    using shared = many_shared<N, STAGES, WGS>;
     constexpr bool parks = many_own<N, SEGMENTS>::parks;
     const u32 n_tiles = many_tiles<N, SPLIT>(g);
     /* Weights that are read once leave L2 to what is read again, the code of kernels too. */
@@ -205,7 +207,7 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
         /* Of those that go through W together, one pair calls for it. */
         const bool calls = parks && t.row < (g.share_x ? 1 : RANKS) * g.height;
         const u32 n_early = i < gridDim.x / RANKS ? min((u32)STAGES, n_blocks) : 0;
-        struct many_piece piece = many_piece<N>(g, t, rank, first);
+        struct many_piece piece = many_piece<N, WGS>(g, t, rank, first);
 
         for (u32 b = 0; b < n_early; b++)
             many_copy_weights<N>(g, piece, ring + b * shared::stage_bytes, full + 8 * b,
@@ -214,6 +216,7 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
         for (u32 b = 0; calls && b < AHEAD && n_early + b < n_blocks; b++)
             many_call(g, piece, b);
         if (n_early) sm90_wait_previous();
+#pragma unroll 4
         for (u32 b = 0; b < n_blocks; b++) {
             const u32 to = ring + stage.index * shared::stage_bytes;
 
@@ -231,13 +234,13 @@ DEVICE void many_copy(const struct sm90_map *map, const struct sm90_gemm &g, u32
 }
 
 /* One segment: c = chain(+0, ..). */
-template <int N, int STAGES>
+template <int N, int STAGES, int WGS>
 DEVICE void many_chain(float (&c)[N / 2], u32 n_blocks, u32 ring, u32 full, u32 empty,
                        struct many_stage &stage, u32 wg) {
-    using shared = many_shared<N, STAGES>;
+    using shared = many_shared<N, STAGES, WGS>;
     const u32 lane = threadIdx.x % 32;
-    const u32 x0 = sm90_descriptor_low(ring + wg * (X_BYTES / 2), 16);
-    const u32 w0 = sm90_descriptor_low(ring + X_BYTES, 16);
+    const u32 x0 = sm90_descriptor_low(ring + wg * WG_BYTES, 16);
+    const u32 w0 = sm90_descriptor_low(ring + shared::x_bytes, 16);
     u32 old = 0;
 
     sm90_pin(c);
@@ -297,11 +300,12 @@ DEVICE void many_add_parked(float (&c)[N / 2], u32 own) {
     }
 }
 
-/* A warp's 16 rows of the output, CHUNKS of 16 columns, from fragments as stmatrix takes them:
+/* A warp's 16 rows of the output, CHUNKS of 16 columns (the last of them of 8 where there is a HALF),
+ * from fragments as stmatrix takes them:
  * through shared memory, so that lanes next to each other have 16 adjacent bytes each and a store
  * touches few lines.  All stores to shared memory go first, then all loads: one latency, not one
  * a chunk. */
-template <int CHUNKS>
+template <int CHUNKS, bool HALF>
 DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 end, u32 column,
                      u32 n_columns, const u32 (&pairs)[CHUNKS][4]) {
     constexpr u32 pieces = 2 * CHUNKS; /* of 16 bytes, to a row */
@@ -325,7 +329,7 @@ DEVICE void many_put(const struct sm90_gemm &g, u32 staging, u32 row, u32 end, u
         const u32 e = i * 32 + lane, r = row + e / pieces, c = column + e % pieces * 8;
         uint4 *out = (uint4 *)((u16 *)g.out + (u64)r * g.out_stride + c);
 
-        if (r >= end || c >= n_columns) continue;
+        if (r >= end || c >= n_columns || (HALF && e % pieces == pieces - 1)) continue;
         if (g.form == SM90_GEMM_ADD) {
             const uint4 old = *out;
 
@@ -348,15 +352,17 @@ DEVICE void many_store_plain(const float (&c)[N / 2], const struct sm90_gemm &g,
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
             pairs[j][i] = sm90_pack(c[8 * (FIRST + j) + 2 * i], c[8 * (FIRST + j) + 2 * i + 1]);
-    many_put<chunks>(g, staging, row, end, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
+    many_put<chunks, false>(g, staging, row, end, n + FIRST * CHUNK_COLUMNS, g.n, pairs);
     if constexpr (FIRST + chunks < END)
         many_store_plain<N, FIRST + chunks, END, AT_ONCE>(c, g, staging, row, end, n);
 }
 
+/* Chunks of the gated columns, N / 2 of them: of N not a multiple of 32 the last one is half. */
 template <int N, int FIRST, int END>
 DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging,
                              u32 row, u32 end, u32 n) {
     constexpr int chunks = END - FIRST < 4 ? END - FIRST : 4;
+    constexpr bool half = FIRST + chunks == END && N % 32;
     const u32 r = row + threadIdx.x % 32 / 4;
     u32 pairs[chunks][4], rare[2] = {0, 0}; /* of this row and of the eighth after it */
 
@@ -366,8 +372,10 @@ DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g,
         for (u32 i = 0; i < 4; i++) {
             const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2; /* of gate; up is 4 further */
 
-            pairs[j][i] = gemm_gated_fast(sm90_pack(c[at], c[at + 1]),
-                                          sm90_pack(c[at + 4], c[at + 5]), rare[i % 2]);
+            pairs[j][i] = 0;
+            if (at < N / 2)
+                pairs[j][i] = gemm_gated_fast(sm90_pack(c[at], c[at + 1]),
+                                              sm90_pack(c[at + 4], c[at + 5]), rare[i % 2]);
         }
     /* Apart from the others, for this is code of many kilobytes, which fetching alone makes slow;
      * what stands in rows past the end is no reason to. */
@@ -378,10 +386,11 @@ DEVICE void many_store_gated(const float (&c)[N / 2], const struct sm90_gemm &g,
             for (u32 i = 0; i < 4; i++) {
                 const u32 at = 16 * (FIRST + j) + i / 2 * 8 + i % 2 * 2;
 
-                pairs[j][i] =
-                    gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
+                if (at < N / 2)
+                    pairs[j][i] =
+                        gemm_gated(sm90_pack(c[at], c[at + 1]), sm90_pack(c[at + 4], c[at + 5]));
             }
-    many_put<chunks>(g, staging, row, end, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
+    many_put<chunks, half>(g, staging, row, end, n / 2 + FIRST * CHUNK_COLUMNS, g.n / 2, pairs);
     if constexpr (FIRST + chunks < END)
         many_store_gated<N, FIRST + chunks, END>(c, g, staging, row, end, n);
 }
@@ -478,8 +487,8 @@ DEVICE void many_store_f32(const float (&c)[N / 2], const struct sm90_gemm &g, u
         }
 }
 
-/* WHOLE: of sums that are no trees, and the image may be one of gate and up; else registers are
- * few. */
+/* WHOLE: of sums that are no trees, and the image may be one of gate and up, for which tiles of 48 are
+ * not chosen; else registers are few. */
 template <int N, bool WHOLE>
 DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 staging, u32 row,
                        u32 end, u32 n) {
@@ -489,9 +498,9 @@ DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 s
         many_store_f32<N>(c, g, row, end, n);
         return;
     }
-    if constexpr (WHOLE && N % 32 == 0) {
+    if constexpr (WHOLE && N >= 96) {
         if (g.form == SM90_GEMM_SILU) {
-            many_store_gated<N, 0, chunks / 2>(c, g, staging, row, end, n);
+            many_store_gated<N, 0, (chunks + 1) / 2>(c, g, staging, row, end, n);
             return;
         }
     }
@@ -501,8 +510,10 @@ DEVICE void many_store(const float (&c)[N / 2], const struct sm90_gemm &g, u32 s
 /* Where blocks that share the segments of a tile leave sums for each other, and how many warps have
  * brought theirs, for two and for four blocks; zeros at first. */
 enum {
-    PARTS = SM90_GEMM_BLOCKS_MAX * 128 / 8 * COMPUTE_THREADS, /* up to N = 128 */
-    COUNTS = SM90_GEMM_BLOCKS_MAX * COMPUTE_WARPS,
+    SPLIT_THREADS = 2 * WG_THREADS,
+    SPLIT_WARPS = 2 * WG_WARPS,
+    PARTS = SM90_GEMM_BLOCKS_MAX * 128 / 8 * SPLIT_THREADS, /* up to N = 128 */
+    COUNTS = SM90_GEMM_BLOCKS_MAX * SPLIT_WARPS,
 };
 
 struct many_room {
@@ -511,7 +522,7 @@ struct many_room {
 };
 
 /* The root of the tree of SPLITS subtrees, of the share of the columns that is this block's, number
- * MINE.  What it has of the others' goes to memory, [N / 8][COMPUTE_THREADS] times four values a
+ * MINE.  What it has of the others' goes to memory, [N / 8][SPLIT_THREADS] times four values a
  * block, and theirs comes from there: a warp's from the same warp of the other blocks. */
 template <int N, int SPLITS, int MINE>
 DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
@@ -519,20 +530,20 @@ DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
                          u32 row) {
     static_assert(N <= 128, "PARTS");
     constexpr u32 fours = N / 8, share = fours / SPLITS;
-    const u32 thread = threadIdx.x - (384 - COMPUTE_THREADS), warp = thread / 32;
-    float4 *const parts = room.parts + t.slot * (fours * COMPUTE_THREADS) + thread;
+    const u32 thread = threadIdx.x - WG_THREADS, warp = thread / 32;
+    float4 *const parts = room.parts + t.slot * (fours * SPLIT_THREADS) + thread;
     float y[N / 2 / SPLITS];
 
 #pragma unroll
     for (u32 i = 0; i < fours; i++)
         if (i / share != MINE)
-            parts[(MINE * fours + i) * COMPUTE_THREADS] =
+            parts[(MINE * fours + i) * SPLIT_THREADS] =
                 make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
     __syncwarp(); /* the one who tells of them has seen them */
     if (thread % 32 == 0) {
         /* Counts on and on: whoever comes is one of the SPLITS of this time. */
         u32 *const count = room.counts + (SPLITS == 4 ? COUNTS : 0) +
-                           t.slot / SPLITS * COMPUTE_WARPS + warp;
+                           t.slot / SPLITS * SPLIT_WARPS + warp;
         const u32 before = sm90_count(count);
 
         while (sm90_counted(count) / SPLITS == before / SPLITS) continue;
@@ -547,7 +558,7 @@ DEVICE void many_join_as(const float (&c)[N / 2], const struct sm90_gemm &g,
 #pragma unroll
         for (u32 s = 0; s < SPLITS; s++)
             p[s] = s == MINE ? make_float4(c[own], c[own + 1], c[own + 2], c[own + 3])
-                             : __ldcg(parts + (s * fours + MINE * share + i) * COMPUTE_THREADS);
+                             : __ldcg(parts + (s * fours + MINE * share + i) * SPLIT_THREADS);
 #pragma unroll
         for (u32 step = 1; step < SPLITS; step *= 2)
 #pragma unroll
@@ -574,10 +585,10 @@ DEVICE void many_join(const float (&c)[N / 2], const struct sm90_gemm &g,
 }
 
 /* SEGMENTS: of a block, at most, 1 or 4. */
-template <int N, int STAGES, int SEGMENTS>
+template <int N, int STAGES, int SEGMENTS, int WGS>
 DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring, u32 full,
                       u32 empty, struct many_stage &stage, u32 wg, u32 own) {
-    many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
+    many_chain<N, STAGES, WGS>(c, n_blocks, ring, full, empty, stage, wg);
     if constexpr (many_own<N, SEGMENTS>::parks) {
         float p[N / 2] = {0};
 
@@ -585,9 +596,9 @@ DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring,
         for (u32 s = 1; s < n_segments; s += 2) {
             if (s > 1) {
                 many_park<N>(c, own);
-                many_chain<N, STAGES>(c, n_blocks, ring, full, empty, stage, wg);
+                many_chain<N, STAGES, WGS>(c, n_blocks, ring, full, empty, stage, wg);
             }
-            many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+            many_chain<N, STAGES, WGS>(p, n_blocks, ring, full, empty, stage, wg);
             many_add<N>(c, c, p);
             if (s > 1) many_add_parked<N>(c, own);
         }
@@ -595,12 +606,12 @@ DEVICE void many_tree(float (&c)[N / 2], u32 n_segments, u32 n_blocks, u32 ring,
         float p[N / 2] = {0}, q[N / 2] = {0};
 
         if (n_segments > 1) {
-            many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
+            many_chain<N, STAGES, WGS>(p, n_blocks, ring, full, empty, stage, wg);
             many_add<N>(c, c, p);
         }
         if (n_segments > 2) {
-            many_chain<N, STAGES>(p, n_blocks, ring, full, empty, stage, wg);
-            many_chain<N, STAGES>(q, n_blocks, ring, full, empty, stage, wg);
+            many_chain<N, STAGES, WGS>(p, n_blocks, ring, full, empty, stage, wg);
+            many_chain<N, STAGES, WGS>(q, n_blocks, ring, full, empty, stage, wg);
             many_add<N>(p, p, q);
             many_add<N>(c, c, p);
         }
@@ -619,12 +630,12 @@ DEVICE void many_places(const struct sm90_gemm &g, struct turned_place *places, 
     if (lane < WARP_ROWS && row < t.end) places[lane] = turned_place(g.turn, row);
 }
 
-template <int N, int STAGES, int SEGMENTS, bool SPLIT>
+template <int N, int STAGES, int SEGMENTS, bool SPLIT, int WGS>
 DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room,
                          struct turned_place *places, u32 ring, u32 staging, u32 full, u32 empty,
                          u32 rank, u32 wg) {
     const u32 n_tiles = many_tiles<N, SPLIT>(g), warp = threadIdx.x / 32 % 4;
-    const u32 n_blocks = g.n_blocks / g.segments, n_share = g.segments / g.n_splits;
+    const u32 n_blocks = g.n_blocks / g.segments, n_share = g.segments / (SPLIT ? g.n_splits : 1);
     const bool turned = SEGMENTS == 1 && g.form == SM90_GEMM_TURNED; /* else registers are few */
     struct many_stage stage = {0, 0};
 
@@ -634,13 +645,13 @@ DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room
         float c[N / 2] = {0}; /* here, as p and q: else they are kept while we store */
 
         if (turned) many_places<N>(g, places, i, rank, wg * WG_ROWS + warp * WARP_ROWS);
-        many_tree<N, STAGES, SEGMENTS>(c, n_segments, n_blocks, ring, full, empty, stage, wg,
+        many_tree<N, STAGES, SEGMENTS, WGS>(c, n_segments, n_blocks, ring, full, empty, stage, wg,
                                             staging);
         /* Not before: registers are few up to here. */
         const struct many_tile t = many_tile<N, SPLIT>(g, i, rank);
         const u32 row = t.row + wg * WG_ROWS + warp * WARP_ROWS;
 
-        if (g.next == SM90_GEMM_NEXT_LAST_TILE && threadIdx.x == 384 - COMPUTE_THREADS &&
+        if (g.next == SM90_GEMM_NEXT_LAST_TILE && threadIdx.x == WG_THREADS &&
             i + gridDim.x / RANKS >= n_tiles)
             sm90_launch_next();
         if constexpr (SPLIT) {
@@ -667,15 +678,16 @@ DEVICE void many_compute(const struct sm90_gemm &g, const struct many_room &room
 
 extern __shared__ unsigned char many_dynamic[];
 
-template <int N, int STAGES, int SEGMENTS, bool SPLIT>
+template <int N, int STAGES, int SEGMENTS, bool SPLIT, int WGS = 2>
 DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
                      const struct many_room &room = {}) {
+    static_assert(!SPLIT || WGS == 2, "SPLIT_WARPS");
     __shared__ u64 barriers[2][STAGES];
-    __shared__ struct turned_place places[COMPUTE_WARPS][WARP_ROWS];
+    __shared__ struct turned_place places[WGS * WG_WARPS][WARP_ROWS];
     const u32 ring = (sm90_shared(many_dynamic) + 1023) & ~1023u;
     const u32 full = sm90_shared(barriers[0]), empty = sm90_shared(barriers[1]);
     const u32 rank = sm90_cluster_rank();
-    const u32 n_compute = g.height > WG_ROWS ? COMPUTE_WARPS : COMPUTE_WARPS / 2;
+    const u32 n_compute = (g.height + WG_ROWS - 1) / WG_ROWS * WG_WARPS;
 
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
@@ -687,22 +699,23 @@ DEVICE void many_run(const struct sm90_map *map, const struct sm90_gemm &g,
     }
     sm90_cluster_sync(); /* the peer's barriers are made, too */
 
-    if (threadIdx.x < 128) {
-        sm90_give_registers<56>();
+    if (threadIdx.x < WG_THREADS) {
+        sm90_give_registers<WGS == 2 ? 56 : 40>();
         if (threadIdx.x < 32)
-            many_copy<N, STAGES, SEGMENTS, SPLIT>(map, g, ring, full, empty, rank);
+            many_copy<N, STAGES, SEGMENTS, SPLIT, WGS>(map, g, ring, full, empty, rank);
         __syncwarp();
     } else {
         /* The same in a warp, and the compiler is to know it: uniform registers do the rest. */
-        const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 4;
+        const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - WG_WARPS;
 
-        sm90_take_registers<224>();
+        sm90_take_registers<WGS == 2 ? 224 : 152>();
         sm90_wait_previous(); /* `out` is ours now, and partial sums */
         if (warp < n_compute)
-            many_compute<N, STAGES, SEGMENTS, SPLIT>(
+            many_compute<N, STAGES, SEGMENTS, SPLIT, WGS>(
                 g, room, places[warp], ring,
-                ring + many_shared<N, STAGES>::ring_bytes + warp * many_own<N, SEGMENTS>::bytes,
-                full, empty, rank, warp / 4);
+                ring + many_shared<N, STAGES, WGS>::ring_bytes +
+                    warp * many_own<N, SEGMENTS>::bytes,
+                full, empty, rank, warp / WG_WARPS);
     }
     __syncwarp();
     sm90_cluster_sync(); /* the peer may still arrive at our barriers */

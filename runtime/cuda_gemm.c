@@ -23,9 +23,9 @@ enum {
     RING_BYTES_ALONE = 200 << 10, /* where registers leave room for one anyway */
     ALIGN_BYTES = 1024,
     PART_PAD = 4, /* as in sm90_gemm_few.cuh */
-    MANY_THREADS = 384,
-    MANY_STAGING_BYTES = 8 * 16 * 144, /* as in sm90_gemm_many.cuh */
-    MANY_PARKED_BYTES = 128 * 4,       /* the same, to a row of W of TREE192 */
+    MANY_COPY_THREADS = 128,
+    MANY_STAGING_BYTES = 144,    /* a row of x, as in sm90_gemm_many.cuh */
+    MANY_PARKED_BYTES = 128 * 4, /* the same, to a row of W of TREE192 */
     WIDE_THREADS = 384,
     WIDE128_THREADS = 640,
     FOUR_THREADS = 640,
@@ -54,11 +54,10 @@ static uint32_t ring_bytes(enum cuda_gemm_kernel kernel, uint32_t n_ranks) {
 }
 
 static uint32_t shared_bytes_many(enum cuda_gemm_kernel kernel) {
-    const uint32_t rows = SM90_GEMM_MANY_TOKENS + cuda_gemm_kinds[kernel].width;
-
+    const uint32_t rows = many_rows(kernel) + cuda_gemm_kinds[kernel].width;
     const uint32_t behind = kernel == CUDA_GEMM_TREE192
                                 ? cuda_gemm_kinds[kernel].width * MANY_PARKED_BYTES
-                                : MANY_STAGING_BYTES;
+                                : many_rows(kernel) * MANY_STAGING_BYTES;
 
     return ALIGN_BYTES + cuda_gemm_kinds[kernel].stages * rows * ROW_BYTES + behind;
 }
@@ -74,7 +73,7 @@ static uint32_t shared_bytes_four(enum cuda_gemm_kernel kernel) {
     const uint32_t width = cuda_gemm_kinds[kernel].width, rows = SM90_GEMM_FOUR_TOKENS + width;
 
     return ALIGN_BYTES + FOUR_SEGMENTS * cuda_gemm_kinds[kernel].stages * rows * ROW_BYTES +
-           2 * SM90_GEMM_FOUR_TOKENS * width * 4 + MANY_STAGING_BYTES / 2;
+           2 * SM90_GEMM_FOUR_TOKENS * width * 4 + SM90_GEMM_FOUR_TOKENS * MANY_STAGING_BYTES;
 }
 
 int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *e) {
@@ -234,7 +233,7 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     struct cuda_launch launch = {
         .entry = g->entries[kernel],
         .name = cuda_gemm_kinds[kernel].name,
-        .block = {MANY_THREADS},
+        .block = {MANY_COPY_THREADS + 2 * many_rows(kernel)},
         .cluster = MANY_RANKS,
         .shared_bytes = shared_bytes_many(kernel),
         .overlap = a->overlap,
@@ -251,7 +250,7 @@ static int run_many(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
         min_u32(cuda_gemm_many_pairs(kernel, a->w, a->n_rows, way) * MANY_RANKS, UNITS);
     p->group = MANY_GROUP;
     p->share_x = way.share_x;
-    p->height = cuda_gemm_many_height(a->n_rows, way);
+    p->height = cuda_gemm_many_height(kernel, a->n_rows, way);
     p->once = a->n_rows <= p->height * (way.share_x ? 1 : MANY_RANKS);
     p->n_splits = way.n_splits;
     p->n_whole = cuda_gemm_many_whole(kernel, a->w, a->n_rows, way);

@@ -72,7 +72,9 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_MANY128,
     CUDA_GEMM_MANY192,
     CUDA_GEMM_MANY224,
+    CUDA_GEMM_MANY240,
     CUDA_GEMM_MANY256,
+    CUDA_GEMM_TALL192,  /* as MANY192, of more rows of x to a tile */
     CUDA_GEMM_TREE192,  /* of segments, as MANY128 */
     CUDA_GEMM_SPLIT128, /* as MANY128, but the last round's tiles with n_splits 2 or 4 */
     CUDA_GEMM_FOUR32,   /* two or four segments that end anywhere, K short */

@@ -38,7 +38,9 @@ const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
     [CUDA_GEMM_MANY128] = {"sm90_gemm_bf16_many128", 128, 6},
     [CUDA_GEMM_MANY192] = {"sm90_gemm_bf16_many192", 192, 5},
     [CUDA_GEMM_MANY224] = {"sm90_gemm_bf16_many224", 224, 4},
+    [CUDA_GEMM_MANY240] = {"sm90_gemm_bf16_many240", 240, 4},
     [CUDA_GEMM_MANY256] = {"sm90_gemm_bf16_many256", 256, 4},
+    [CUDA_GEMM_TALL192] = {"sm90_gemm_bf16_tall192", 192, 4},
     [CUDA_GEMM_TREE192] = {"sm90_gemm_bf16_tree192", 192, 3},
     [CUDA_GEMM_SPLIT128] = {"sm90_gemm_bf16_split128", 128, 6},
     [CUDA_GEMM_FOUR32] = {"sm90_gemm_bf16_four32", 32, 3},
@@ -145,14 +147,15 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
     if (is_few(kernel))
         return (aligned || few_can_steps(kernel, w, segments)) &&
                segments / ranks <= (cuda_gemm_kinds[kernel].width > 32 ? 2u : 4u);
-    /* Chunks of 16 columns of the output; the one with a tree has no room for the gate. */
-    if (w->turns && (cuda_gemm_kinds[kernel].width % 32 || many_tree(kernel) > 1)) return false;
+    /* One with a tree has no room for the gate, and the narrowest is without. */
+    if (w->turns && (many_tree(kernel) > 1 || kernel == CUDA_GEMM_MANY48)) return false;
     if (kernel != CUDA_GEMM_SPLIT128) return aligned && segments <= many_tree(kernel);
     return aligned && segments > 1 && segments <= MANY_TREE * MANY_SPLITS_MAX;
 }
 
-uint32_t cuda_gemm_many_height(uint32_t n_rows, struct cuda_gemm_way way) {
-    const uint32_t whole = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+uint32_t cuda_gemm_many_height(enum cuda_gemm_kernel kernel, uint32_t n_rows,
+                               struct cuda_gemm_way way) {
+    const uint32_t whole = many_rows(kernel) * (way.share_x ? 1 : MANY_RANKS);
     const uint32_t n_shares = ceil_div(n_rows, whole) * MANY_RANKS;
     const uint32_t share = ceil_div(n_rows, n_shares * SM90_GEMM_ATOM_ROWS) * SM90_GEMM_ATOM_ROWS;
 
@@ -161,7 +164,7 @@ uint32_t cuda_gemm_many_height(uint32_t n_rows, struct cuda_gemm_way way) {
 
 static uint32_t many_tiles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                            uint32_t n_rows, struct cuda_gemm_way way) {
-    const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t rows = many_rows(kernel) * (way.share_x ? 1 : MANY_RANKS);
     const uint32_t columns = cuda_gemm_kinds[kernel].width * (way.share_x ? MANY_RANKS : 1);
 
     return ceil_div(n_rows, rows) * ceil_div(w->n, columns);
@@ -211,16 +214,16 @@ static uint32_t hbm_cycles(uint32_t n_rows_of_w, uint32_t n) {
 static uint64_t many_cycles(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
                             uint32_t n_rows, uint32_t segments, struct cuda_gemm_way way) {
     const uint32_t width = cuda_gemm_kinds[kernel].width,
-                   height = cuda_gemm_many_height(n_rows, way);
+                   height = cuda_gemm_many_height(kernel, n_rows, way);
     const uint32_t n_blocks = cuda_gemm_many_pairs(kernel, w, n_rows, way) * MANY_RANKS;
     const uint32_t n_whole = cuda_gemm_many_whole(kernel, w, n_rows, way) * MANY_RANKS;
-    const uint32_t n_wgs = height > 64 ? 2 : 1;
+    const uint32_t n_wgs = ceil_div(height, 64);
     /* A block of K: what wgmma reads of shared memory and the copies write there, 128 bytes a
      * cycle; what can come in, 50; the steps; HBM. */
     const uint32_t shared = height + width + n_wgs * (64 + width);
     const uint32_t comes = (height + width) * 26 / 10;
     /* Tiles of rows of x go through the same weights together. */
-    const uint32_t rows = SM90_GEMM_MANY_TOKENS * (way.share_x ? 1 : MANY_RANKS);
+    const uint32_t rows = many_rows(kernel) * (way.share_x ? 1 : MANY_RANKS);
     const uint32_t together = min_u32(ceil_div(n_rows, rows), MANY_GROUP);
     const uint32_t hbm = hbm_cycles(way.share_x ? width : width / MANY_RANKS, n_blocks) / together;
     /* With three stages the steps wait now and then; and of what comes in this counts too much where L2

@@ -29,6 +29,11 @@ struct cuda_gemm_way {
     bool share_x;
 };
 
+/* Rows of x to a tile of a kernel of many, at most. */
+static inline uint32_t many_rows(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_TALL192 ? SM90_GEMM_TALL_TOKENS : SM90_GEMM_MANY_TOKENS;
+}
+
 static inline uint32_t ceil_div(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
 }
@@ -73,7 +78,8 @@ static inline bool is_aligned(uint32_t n_k, uint32_t segments) {
 
 /* Of its tiles of rows of x: no more of them than the pairs need, all alike, and each block's share
  * of one a number of eights. */
-uint32_t cuda_gemm_many_height(uint32_t n_rows, struct cuda_gemm_way way);
+uint32_t cuda_gemm_many_height(enum cuda_gemm_kernel kernel, uint32_t n_rows,
+                               struct cuda_gemm_way way);
 /* Tiles of pairs that are not split, full rounds of them, before those that are; and pieces of work of
  * a pair each, in all. */
 uint32_t cuda_gemm_many_whole(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,

@@ -32,10 +32,10 @@ enum {
     N_SHAPES = 6000,
 };
 
-enum family { ANY, FEW, NORMED, MANY, TREE, SPLIT, FOUR, WIDE, SPREAD, FAMILIES };
+enum family { ANY, FEW, NORMED, MANY, TALL, TREE, SPLIT, FOUR, WIDE, SPREAD, FAMILIES };
 
-static const char *const family_names[FAMILIES] = {"any",   "few",  "normed", "many",  "tree",
-                                                   "split", "four", "wide",   "spread"};
+static const char *const family_names[FAMILIES] = {"any",  "few",   "normed", "many", "tall",
+                                                   "tree", "split", "four",   "wide", "spread"};
 
 /* What is being launched, and by what. */
 static struct {
@@ -172,7 +172,8 @@ static void check_many(const struct sm90_gemm *p, const struct cuda_launch *l, u
     const uint32_t n_segments = p->segments / p->n_splits,
                    at_most = width == 128 || family == TREE ? 4 : 1;
 
-    CHECK(l->cluster == 2 && p->height <= SM90_GEMM_MANY_TOKENS);
+    CHECK(l->cluster == 2 && p->height <= (family == TALL ? 192u : 128u));
+    CHECK(l->block[0] == (family == TALL ? 512u : 384u));
     CHECK(now.box_rows * (p->share_x ? 2 : 1) == p->height && now.box_rows % 8 == 0);
     CHECK(p->n_splits == 1 || (split && (p->n_splits == 2 || p->n_splits == 4)));
     /* Pairs that wait for each other are all there, and none has a second such piece: those that are
@@ -189,7 +190,7 @@ static void check_many(const struct sm90_gemm *p, const struct cuda_launch *l, u
     CHECK(n_segments * p->n_splits == p->segments && n_segments <= at_most && n_segments != 3);
     CHECK(p->n_blocks % p->segments == 0);
     CHECK(p->segments == 1 || p->n_blocks / p->segments * SM90_GEMM_BLOCK == segment_values(p));
-    if (p->form == SM90_GEMM_SILU) CHECK(width % 32 == 0 && at_most == 1);
+    if (p->form == SM90_GEMM_SILU) CHECK(width % 16 == 0 && at_most == 1);
     if (p->form == SM90_GEMM_TURNED) CHECK(p->segments == 1 && at_most == 1);
     for (uint32_t i = 0; i < n_across; i++) check_pieces(p, i * columns, width);
 }
@@ -236,9 +237,9 @@ static enum family family_of(const char *name, uint32_t *out_width) {
     static const struct {
         const char *prefix;
         enum family family;
-    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY},
-                    {"tree", TREE}, {"split", SPLIT},   {"four", FOUR},
-                    {"wide", WIDE}, {"spread", SPREAD}, {"any", ANY}};
+    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY}, {"tall", TALL},
+                    {"tree", TREE}, {"split", SPLIT},   {"four", FOUR}, {"wide", WIDE},
+                    {"any", ANY},   {"spread", SPREAD}};
 
     name += strlen("sm90_gemm_bf16_");
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -267,14 +268,14 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     CHECK(p->next == (uint32_t)now.args->next);
     CHECK(p->turn.head_dim == (p->form == SM90_GEMM_TURNED ? now.args->w->head_dim : 0));
     if (p->form == SM90_GEMM_TURNED) {
-        CHECK(family == FEW || family == NORMED || family == MANY);
+        CHECK(family == FEW || family == NORMED || family == MANY || family == TALL);
         CHECK(p->turn.head_dim % 16 == 0 && p->n % p->turn.head_dim == 0);
         now.n_turned[family]++;
     }
     CHECK(l->grid[0] > 0 && l->grid[0] % (l->cluster ? l->cluster : 1) == 0);
     if (family == ANY) check_any(p, l);
     if (family == FEW || family == NORMED) check_few(p, l, width, family == NORMED);
-    if (family == MANY || family == TREE || family == SPLIT) check_many(p, l, width, family);
+    if (family >= MANY && family <= SPLIT) check_many(p, l, width, family);
     if (family == FOUR) check_four(p, width);
     if (family == WIDE) check_wide(p, l, width);
     if (family == SPREAD) check_spread(p, l, width);
@@ -397,7 +398,7 @@ static void test_launches(void **state) {
         print_message("%s: %llu launches\n", family_names[i],
                       (unsigned long long)now.n_launches[i]);
         assert_true(now.n_launches[i] > 0);
-        assert_int_equal(now.n_turned[i] > 0, i == FEW || i == NORMED || i == MANY);
+        assert_int_equal(now.n_turned[i] > 0, i == FEW || i == NORMED || i == MANY || i == TALL);
     }
     assert_true(now.n_behind > 0 && now.n_held > 0);
     cuda_gemm_close(g);
@@ -458,7 +459,7 @@ static void test_turns(void **state) {
     for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_END; k++) {
         const bool few =
             (k >= CUDA_GEMM_FEW16 && k <= CUDA_GEMM_FEW64) || k == CUDA_GEMM_FEW8_NVRTC;
-        const bool many = k >= CUDA_GEMM_MANY48 && k <= CUDA_GEMM_MANY256 && k != CUDA_GEMM_MANY128;
+        const bool many = k >= CUDA_GEMM_MANY48 && k <= CUDA_GEMM_TALL192 && k != CUDA_GEMM_MANY128;
 
         assert_int_equal(cuda_gemm_turns(k, &w, 1), few || many || k >= CUDA_GEMM_NORMED8);
         assert_false(cuda_gemm_turns(k, &w, 2));

@@ -261,6 +261,23 @@ static void test_parked(uint32_t n, uint32_t n_k, uint32_t segments) {
            segments, n, n_k);
 }
 
+/* Tiles of three warpgroups, and of columns whose gated half ends in half a chunk: one warpgroup, two
+ * and all of them, tiles one after another in a block, a ring that goes round. */
+static void test_gated_tiles(uint32_t n, uint32_t n_k) {
+    static const uint32_t counts[] = {13, 131, 190, 389, 777};
+    static const enum cuda_gemm_kernel kernels[] = {CUDA_GEMM_MANY240, CUDA_GEMM_TALL192};
+    const unsigned before = n_failed;
+    struct product p;
+
+    product_open(&p, n, n_k, 1, 1, true, 777);
+    for (uint32_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+        for (uint32_t k = 0; k < sizeof(kernels) / sizeof(kernels[0]); k++)
+            run(&p, kernels[k], SM90_GEMM_SILU, counts[c], (c + k + seed) % 2);
+    product_close(&p);
+    printf("%s: gated, in halves of chunks and by three warpgroups, %u x %u\n",
+           n_failed > before ? "FAIL" : "ok", n, n_k);
+}
+
 /* ---- the norm folded in ---- */
 
 static const struct normed {
@@ -438,6 +455,7 @@ static const struct turned {
     {{3, 1, 32, 80}, {18, 71}, "heads of 32"},
     {{1, 1, 16, 16}, {9, 128}, "heads of 16"},
     {{2, 1, 128, 2560}, {19, 67}, "a ring that goes round"},
+    {{5, 1, 64, 400}, {190, 271, 383}, "tiles of three warpgroups"},
 };
 
 static void test_turned(const struct turned *t, size_t number) {
@@ -488,6 +506,8 @@ int main(void) {
     test_spread(152, 2560, 1, false);
     test_behind();
     test_counts();
+    test_gated_tiles(496, 400);
+    test_gated_tiles(528, 64);
     test_parked(392, 1280, 4);
     test_parked(200, 256, 4);
     test_parked(200, 384, 2);
