@@ -20,6 +20,10 @@ enum {
     SPREAD_CLUSTERS = 29,   /* of four that always find a place at once */
     SPREAD_CYCLES = 4000,   /* of four blocks that add up their sums */
     SPREAD_ROWS_MAX = 192,  /* of more, two pairs of blocks to a tile are measured faster */
+    /* Rows and blocks of K, where counts of cycles were held against what kernels take. */
+    COUNTED_ROWS_MIN = 513,
+    COUNTED_ROWS_MAX = 2048,
+    COUNTED_BLOCKS_MIN = 64,
     /* Of blocks that wait for each other: no more of them than have a place at once. */
     WAITING_PAIRS = UNITS / MANY_RANKS,
 };
@@ -321,6 +325,24 @@ uint64_t cuda_gemm_many_choose(enum cuda_gemm_kernel kernel, const struct cuda_g
     return best;
 }
 
+/* The count as kernels of one segment were measured against each other (docs/performance.md): it is
+ * too high where L2 brings more than 50 bytes a cycle, of MANY192 as far as pairs share W, for so it was
+ * measured.  UINT64_MAX of those that were measured to gain nowhere else. */
+static uint64_t as_measured(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
+                            uint32_t n_rows, bool share_x, uint64_t cycles) {
+    static const uint32_t percents[CUDA_GEMM_END] = {
+        [CUDA_GEMM_MANY192] = 92,  [CUDA_GEMM_MANY224] = 97,  [CUDA_GEMM_MANY240] = 100,
+        [CUDA_GEMM_MANY256] = 100, [CUDA_GEMM_TALL192] = 102,
+    };
+    const bool counted = n_rows >= COUNTED_ROWS_MIN && n_rows <= COUNTED_ROWS_MAX &&
+                         w->n_blocks >= COUNTED_BLOCKS_MIN;
+
+    if (!counted && (kernel == CUDA_GEMM_MANY240 || kernel == CUDA_GEMM_TALL192)) return UINT64_MAX;
+    if (!counted || cycles == UINT64_MAX || percents[kernel] == 0) return cycles;
+    if (kernel == CUDA_GEMM_MANY192 && share_x) return cycles;
+    return cycles * percents[kernel] / 100;
+}
+
 enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint32_t n_rows,
                                           uint32_t segments, uint32_t n_splits) {
     enum cuda_gemm_kernel kernel = CUDA_GEMM_FEW128;
@@ -337,7 +359,7 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
     if (n_rows < MANY_ROWS_MIN && kernel != CUDA_GEMM_ANY) return kernel;
     if (kernel == CUDA_GEMM_FEW128) best = few_cycles(w, n_rows, segments);
     for (enum cuda_gemm_kernel k = CUDA_GEMM_MANY48; k <= CUDA_GEMM_SPREAD144; k++) {
-        struct cuda_gemm_way way;
+        struct cuda_gemm_way way = {0};
         uint64_t cycles;
 
         if (!cuda_gemm_can(k, w, segments) || (is_spread(k) && n_splits == 1)) continue;
@@ -347,6 +369,7 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
                  : is_wide(k)   ? wide_cycles(k, w, n_rows)
                  : is_spread(k) ? spread_cycles(k, w, n_rows)
                                 : cuda_gemm_many_choose(k, w, n_rows, segments, n_splits, 0, &way);
+        cycles = as_measured(k, w, n_rows, way.share_x, cycles);
         if (cycles >= best) continue;
         best = cycles;
         kernel = k;

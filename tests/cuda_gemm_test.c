@@ -468,6 +468,51 @@ static void test_turns(void **state) {
     assert_false(cuda_gemm_can_turn(&w, 64, 1));
 }
 
+/* One segment of many rows: the kernel that was measured to be the fastest, or as fast as any
+ * (docs/performance.md), where tiles of 192 rows and of 240 columns are weighed; and of fewer rows, of
+ * more and of short K the one that is chosen without them. */
+static void test_measured(void **state) {
+    static const struct {
+        uint32_t n, n_k, head_dim; /* 0: gated */
+        uint32_t first, last;
+        enum cuda_gemm_kernel kernel;
+    } measured[] = {
+        {6144, 4096, 128, 513, 640, CUDA_GEMM_MANY240},
+        {6144, 4096, 128, 641, 768, CUDA_GEMM_TALL192},
+        {6144, 4096, 128, 1024, 1024, CUDA_GEMM_MANY192},
+        {6144, 4096, 128, 1153, 1280, CUDA_GEMM_MANY240},
+        {6144, 4096, 128, 1409, 1536, CUDA_GEMM_MANY192},
+        {6144, 4096, 128, 2048, 2048, CUDA_GEMM_MANY256},
+        {6144, 4096, 128, 3585, 3840, CUDA_GEMM_MANY256},
+        {6144, 4096, 128, 8192, 8192, CUDA_GEMM_MANY256},
+        {28672, 4096, 0, 512, 512, CUDA_GEMM_MANY224},
+        {28672, 4096, 0, 768, 768, CUDA_GEMM_MANY192},
+        {28672, 4096, 0, 1089, 1152, CUDA_GEMM_MANY224},
+        {28672, 4096, 0, 1345, 1536, CUDA_GEMM_MANY240},
+        {28672, 4096, 0, 2048, 2048, CUDA_GEMM_MANY256},
+        {28672, 4096, 0, 4096, 4096, CUDA_GEMM_MANY256},
+        {28672, 4096, 0, 8192, 8192, CUDA_GEMM_MANY256},
+        {6144, 2048, 128, 641, 768, CUDA_GEMM_MANY192},
+        {3072, 576, 0, 1409, 1536, CUDA_GEMM_MANY192},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(measured) / sizeof(measured[0]); i++) {
+        struct cuda_gemm_weight w;
+
+        if (measured[i].head_dim)
+            cuda_gemm_shape_heads(&w, measured[i].n, measured[i].n_k, 1, measured[i].head_dim);
+        else
+            cuda_gemm_shape(&w, measured[i].n, measured[i].n_k, 1, true);
+        for (uint32_t n_rows = measured[i].first; n_rows <= measured[i].last; n_rows++) {
+            const enum cuda_gemm_kernel kernel = cuda_gemm_choose(&w, n_rows, 1);
+
+            if (kernel != measured[i].kernel)
+                fail_msg("%u x %u, %u rows: %s", w.n, w.n_k, n_rows, cuda_gemm_name(kernel));
+        }
+    }
+}
+
 /* The kernel by hand knows places of the struct by number. */
 static void test_by_hand(void **state) {
 #define PLACE(name, member) \
@@ -521,6 +566,7 @@ static void test_by_hand(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches),
                                        cmocka_unit_test(test_squares), cmocka_unit_test(test_turns),
+                                       cmocka_unit_test(test_measured),
                                        cmocka_unit_test(test_by_hand)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
