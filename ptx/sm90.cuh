@@ -313,6 +313,36 @@ DEVICE u32 sm90_look(const u32 *at) {
     return *(const volatile u32 *)at;
 }
 
+/* What the kernel before wrote: L1 may have older bytes of a kernel before that. */
+
+DEVICE u32 sm90_fresh1(const void *at) {
+    u32 r;
+
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(r) : "l"(at) : "memory");
+    return r;
+}
+
+/* Or zeros, and nothing is read. */
+DEVICE void sm90_fresh2_if(u32 &low, u32 &high, const void *at, bool if_) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+                 "@p ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];\n}"
+                 : "=r"(low), "=r"(high)
+                 : "l"(at), "r"((u32)if_)
+                 : "memory");
+}
+
+DEVICE uint4 sm90_fresh4_if(const void *at, bool if_) {
+    uint4 v;
+
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+                 "mov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+                 "@p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at), "r"((u32)if_)
+                 : "memory");
+    return v;
+}
+
 /* Blocks that wait for each other by a word of global memory: one more, behind all that this thread
  * wrote or saw written; how many; and what those wrote is seen from here on. */
 
@@ -509,6 +539,13 @@ DEVICE u32 sm90_load1(u32 address) {
     return r;
 }
 
+DEVICE void sm90_load2(u32 &low, u32 &high, u32 address) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(low), "=r"(high)
+                 : "r"(address)
+                 : "memory");
+}
+
 DEVICE float4 sm90_load4(u32 address) {
     float4 v;
 
@@ -536,6 +573,14 @@ DEVICE void sm90_load4(u32 (&v)[4], u32 address) {
 /* Four times the same. */
 DEVICE void sm90_fill4(u32 address, u32 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(x) : "memory");
+}
+
+DEVICE void sm90_store1(u32 address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+DEVICE void sm90_store2(u32 address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 DEVICE void sm90_store4(u32 address, u32 x, u32 y, u32 z, u32 w) {

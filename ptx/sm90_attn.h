@@ -19,8 +19,11 @@ enum {
 
 /* Shared memory of sm90_attn_bf16_spread* and pair*, of so many columns of values to a block. */
 #define SM90_ATTN_SPREAD_BYTES(head_dim, columns)                                            \
-    (2048 * (columns) + SM90_ATTN_FEW_HEADS * (SM90_ATTN_SPREAD_KEYS * 4 + 32 * (head_dim) / \
-     (columns) + (SM90_ATTN_SPREAD_KEYS + 8) * 2))
+    (2048 * (columns) +                                                                      \
+     SM90_ATTN_FEW_HEADS *                                                                   \
+         (SM90_ATTN_SPREAD_KEYS * 4 +                                                        \
+          ((head_dim) == (columns) ? 64 : 32 * (head_dim) / (columns)) +                     \
+          (SM90_ATTN_SPREAD_KEYS + 8) * 2))
 
 /* Where value i of `slot` is within the keys, or the values, of a page and head; in values. */
 #define SM90_ATTN_AT(slot, i, head_dim)                                          \

@@ -4,7 +4,7 @@
  *   a         see sm90_attn.h; split_keys is SPREAD_KEYS; tiles of one row each
  *   grid      (KV heads x chunks of 8 query heads x ranks, tiles, n_splits and more); clusters of
  *             D / COLUMNS ranks along x; blocks without a split keep their place and touch no result
- *   block     256 threads
+ *   block     256 threads, 512 where a split has no cluster
  *   shared    1024 to align, then keys, values, scores and weights of struct spread_layout
  *   rounding  SPEC 2.7
  *   bound by  latency: page table, keys, scores to the cluster, steps over 512 keys, the fold
@@ -25,8 +25,6 @@
 #include "ptx/sm90_attn.cuh"
 
 enum {
-    SPREAD_THREADS = 256,
-    SPREAD_WARPS = SPREAD_THREADS / 32,
     SPREAD_KEYS = SM90_ATTN_SPREAD_KEYS,
     HEADS = SM90_ATTN_FEW_HEADS,
     BLOCK = SM90_ATTN_BLOCK,
@@ -40,9 +38,10 @@ enum {
 template <int D, int COLUMNS>
 struct spread_layout {
     static constexpr u32 ranks = D / COLUMNS;
+    static constexpr u32 threads = ranks > 1 ? 256 : 512, warps = threads / 32;
     static constexpr u32 row_bytes = 2 * COLUMNS, chunks = COLUMNS / 8; /* of 16 bytes, of values */
     static constexpr u32 sum_threads = COLUMNS / 8 * 32;
-    static constexpr u32 rank_keys = SPREAD_KEYS / ranks, warp_keys = rank_keys / SPREAD_WARPS;
+    static constexpr u32 rank_keys = SPREAD_KEYS / ranks, warp_keys = rank_keys / warps;
     static constexpr u32 rank_pages = rank_keys / PAGE;
     static constexpr u32 n_maxima = SPREAD_KEYS / warp_keys;
     static constexpr u32 keys = 0;
@@ -62,7 +61,7 @@ DEVICE u32 spread_value(u32 key, u32 chunk) {
 }
 
 struct spread_shared {
-    u64 keys[SPREAD_KEYS / 2 / PAGE], values[BLOCKS], scores;
+    u64 keys[SPREAD_KEYS / PAGE], values[BLOCKS], scores;
 };
 
 /* A split of a row: keys first .. first + n_keys - 1 of some heads. */
@@ -92,56 +91,84 @@ DEVICE bool spread_unit(const struct sm90_attn &a, struct spread_unit &u) {
     return tile.n_rows > 0 && u.n_keys > 0;
 }
 
-/* Keys and values from page `first` to `end`; thread 0 has the keys, each thread 16 bytes of each
- * page of values.  Values past the end of the sequence become zero: 0 times a NaN is not 0. */
+/* All keys, by thread 0 a page a copy, the one this step writes too: its place is written again. */
 template <int D, int COLUMNS>
-DEVICE void spread_copy(const struct sm90_attn &a, const struct spread_unit &u,
-                        struct spread_shared &sh, u32 base, const u32 (&table)[PAGES], u32 first,
-                        u32 end) {
+DEVICE void spread_copy_keys(const struct sm90_attn &a, const struct spread_unit &u,
+                             struct spread_shared &sh, u32 base, const u32 (&table)[PAGES]) {
     using layout = spread_layout<D, COLUMNS>;
     constexpr u32 page_bytes = PAGE * D * 2;
-    constexpr u32 step = SPREAD_THREADS / layout::chunks;
+
+#pragma unroll
+    for (u32 i = 0; i < layout::rank_pages; i++) {
+        const u32 page = u.rank * layout::rank_pages + i, full = sm90_shared(&sh.keys[i]);
+        u32 at = table[0];
+
+#pragma unroll
+        for (u32 j = 1; j < PAGES; j++)
+            if (j == page) at = table[j];
+        if (page * PAGE >= u.n_keys) continue;
+        sm90_barrier_expect(full, page_bytes);
+        sm90_copy(base + layout::keys + i * page_bytes,
+                  (const char *)a.pages +
+                      2 * SM90_ATTN_PAGE_AT(at, u.kv_head, 0, a.n_kv_heads, D),
+                  page_bytes, full);
+    }
+}
+
+/* The values of a key, 16 bytes. */
+template <int D, int COLUMNS>
+DEVICE void spread_copy_value(const struct sm90_attn &a, const struct spread_unit &u, u32 base,
+                              u32 page, u32 key, bool is_there) {
+    using layout = spread_layout<D, COLUMNS>;
     const u32 chunk = threadIdx.x % layout::chunks;
 
-    if (threadIdx.x == 0)
-#pragma unroll
-        for (u32 i = 0; i < layout::rank_pages; i++) {
-            const u32 page = u.rank * layout::rank_pages + i, full = sm90_shared(&sh.keys[i]);
-            u32 at = table[0];
-
-#pragma unroll
-            for (u32 j = 1; j < PAGES; j++)
-                if (j == page) at = table[j];
-            if (page < first || page >= end || page * PAGE >= u.n_keys) continue;
-            sm90_barrier_expect(full, page_bytes);
-            sm90_copy(base + layout::keys + i * page_bytes,
+    sm90_copy_or_zero(base + layout::values + spread_value<COLUMNS>(key, chunk),
                       (const char *)a.pages +
-                          2 * SM90_ATTN_PAGE_AT(at, u.kv_head, 0, a.n_kv_heads, D),
-                      page_bytes, full);
-        }
+                          2 * (SM90_ATTN_PAGE_AT(page, u.kv_head, 1, a.n_kv_heads, D) +
+                               SM90_ATTN_AT(key % PAGE, u.rank * COLUMNS + chunk * 8, D)),
+                      is_there);
+}
+
+/* Those of steps before; past the end of the sequence zeros: 0 times a NaN is not 0. */
+template <int D, int COLUMNS>
+DEVICE void spread_copy_values(const struct sm90_attn &a, const struct spread_unit &u,
+                               struct spread_shared &sh, u32 base, const u32 (&table)[PAGES]) {
+    using layout = spread_layout<D, COLUMNS>;
+    constexpr u32 step = layout::threads / layout::chunks;
+
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++) {
-        if (i < first || i >= end) continue;
+        if (i / (BLOCK / PAGE) * BLOCK >= u.n_keys) continue;
 #pragma unroll
         for (u32 j = 0; j < PAGE; j += step) {
-            const u32 slot = j + threadIdx.x / layout::chunks, key = i * PAGE + slot;
+            const u32 key = i * PAGE + j + threadIdx.x / layout::chunks;
 
-            sm90_copy_or_zero(
-                base + layout::values + spread_value<COLUMNS>(key, chunk),
-                (const char *)a.pages +
-                    2 * (SM90_ATTN_PAGE_AT(table[i], u.kv_head, 1, a.n_kv_heads, D) +
-                         SM90_ATTN_AT(slot, u.rank * COLUMNS + chunk * 8, D)),
-                key < u.n_keys);
+            if (key < u.n_ready || key >= u.n_keys)
+                spread_copy_value<D, COLUMNS>(a, u, base, table[i], key, key < u.n_keys);
         }
-        if (i % (BLOCK / PAGE) == BLOCK / PAGE - 1)
+        if (i % (BLOCK / PAGE) == BLOCK / PAGE - 1 && (i + 1) * PAGE <= u.n_ready)
             sm90_barrier_arrive_copied(sm90_shared(&sh.values[i / (BLOCK / PAGE)]));
     }
+}
+
+/* Those of this step, a row's own. */
+template <int D, int COLUMNS>
+DEVICE void spread_copy_late(const struct sm90_attn &a, const struct spread_unit &u,
+                             struct spread_shared &sh, u32 base, u32 page) {
+    using layout = spread_layout<D, COLUMNS>;
+
+    if (u.n_ready < u.n_keys && threadIdx.x < layout::chunks)
+        spread_copy_value<D, COLUMNS>(a, u, base, page, u.n_ready, true);
+#pragma unroll
+    for (u32 b = 0; b < BLOCKS; b++)
+        if (b * BLOCK < u.n_keys && (b + 1) * BLOCK > u.n_ready)
+            sm90_barrier_arrive_copied(sm90_shared(&sh.values[b]));
 }
 
 /* Scores of this warp's keys, to all blocks of the cluster. */
 template <int D, int COLUMNS>
 DEVICE void spread_scores(const struct sm90_attn &a, const struct spread_unit &u,
-                          struct spread_shared &sh, u32 base) {
+                          struct spread_shared &sh, u32 base, u32 late_page) {
     using layout = spread_layout<D, COLUMNS>;
     constexpr u32 n_groups = layout::warp_keys / 16, group_bytes = 16 * D * 2;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = lane / 4, q = lane % 4;
@@ -156,7 +183,14 @@ DEVICE void spread_scores(const struct sm90_attn &a, const struct spread_unit &u
 
 #pragma unroll
     for (u32 i = 0; i < D / 8; i++) queries[i] = real ? query[i * 4 + q] : 0;
-    sm90_cluster_wait(); // all blocks' barriers are made
+    const bool late = u.n_ready - key < layout::warp_keys && u.n_ready < u.n_keys;
+    const u32 late_at = SM90_ATTN_AT(u.n_ready % PAGE, lane % (D / 8) * 8, D) * 2;
+    const uint4 late_key = sm90_fresh4_if(
+        (const char *)a.pages +
+            2 * SM90_ATTN_PAGE_AT(late_page, u.kv_head, 0, a.n_kv_heads, D) + late_at,
+        late && lane < D / 8);
+
+    if (layout::ranks > 1) sm90_cluster_wait(); // all blocks' barriers are made
     if (key >= u.n_keys) return;
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
@@ -164,6 +198,12 @@ DEVICE void spread_scores(const struct sm90_attn &a, const struct spread_unit &u
 #pragma unroll
     for (u32 j = 0; j < 2 * n_groups; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
     sm90_barrier_wait(sm90_shared(&sh.keys[local / PAGE]), 0);
+    if (late) {
+        if (lane < D / 8)
+            sm90_store_shared(base + layout::keys + local / PAGE * (PAGE * D * 2) + late_at,
+                              late_key);
+        __syncwarp(); /* it is there */
+    }
 #pragma unroll
     for (u32 k = 0; k < D / 16; k++)
 #pragma unroll
@@ -187,20 +227,32 @@ DEVICE void spread_scores(const struct sm90_attn &a, const struct spread_unit &u
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
     if (!real) return;
-#pragma unroll
-    for (u32 rank = 0; rank < layout::ranks; rank++) {
-        const u32 barrier = sm90_peer(sm90_shared(&sh.scores), rank);
-        const u32 scores = sm90_peer(base + layout::scores, rank);
+    if constexpr (layout::ranks == 1) {
+        const u32 scores = base + layout::scores;
 
 #pragma unroll
         for (u32 j = 0; j < 2 * n_groups; j++)
-            sm90_send2(scores + (head * SPREAD_KEYS + key + j * 8 + q * 2) * 4, s[j][0], s[j][1],
-                       barrier);
+            sm90_store2(scores + (head * SPREAD_KEYS + key + j * 8 + q * 2) * 4, s[j][0], s[j][1]);
         if (q == 0)
-            sm90_send(scores + (HEADS * SPREAD_KEYS + head * layout::n_maxima +
-                                key / layout::warp_keys) *
-                                   4,
-                      top, barrier);
+            sm90_store1(base + layout::maxima +
+                            (head * layout::n_maxima + key / layout::warp_keys) * 4,
+                        top);
+    } else {
+#pragma unroll
+        for (u32 rank = 0; rank < layout::ranks; rank++) {
+            const u32 barrier = sm90_peer(sm90_shared(&sh.scores), rank);
+            const u32 scores = sm90_peer(base + layout::scores, rank);
+
+#pragma unroll
+            for (u32 j = 0; j < 2 * n_groups; j++)
+                sm90_send2(scores + (head * SPREAD_KEYS + key + j * 8 + q * 2) * 4, s[j][0], s[j][1],
+                           barrier);
+            if (q == 0)
+                sm90_send(scores + (HEADS * SPREAD_KEYS + head * layout::n_maxima +
+                                    key / layout::warp_keys) *
+                                       4,
+                          top, barrier);
+        }
     }
 }
 
@@ -235,7 +287,7 @@ template <int D, int COLUMNS>
 DEVICE void spread_weights(const struct sm90_attn &a, const struct spread_unit &u, u32 base) {
     using layout = spread_layout<D, COLUMNS>;
 
-    for (u32 e = threadIdx.x; e < u.n_heads * (SPREAD_KEYS / 8); e += SPREAD_THREADS) {
+    for (u32 e = threadIdx.x; e < u.n_heads * (SPREAD_KEYS / 8); e += layout::threads) {
         const u32 head = e / (SPREAD_KEYS / 8), key = e % (SPREAD_KEYS / 8) * 8;
         const u32 at = base + layout::scores + (head * SPREAD_KEYS + key) * 4;
         const float4 low = sm90_load4(at), high = sm90_load4(at + 16);
@@ -362,31 +414,35 @@ DEVICE void spread_run(const struct sm90_attn &a) {
         for (u32 i = 0; i < layout::rank_pages; i++)
             sm90_barrier_init(sm90_shared(&sh.keys[i]), 1);
         for (u32 i = 0; i < BLOCKS; i++)
-            sm90_barrier_init(sm90_shared(&sh.values[i]), SPREAD_THREADS);
-        sm90_barrier_init(sm90_shared(&sh.scores), 1);
+            sm90_barrier_init(sm90_shared(&sh.values[i]), layout::threads);
+        if (layout::ranks > 1) sm90_barrier_init(sm90_shared(&sh.scores), 1);
         sm90_barrier_init_done();
-        sm90_barrier_expect(sm90_shared(&sh.scores),
-                            n_warps * u.n_heads * (layout::warp_keys + 1) * 4);
+        if (layout::ranks > 1)
+            sm90_barrier_expect(sm90_shared(&sh.scores),
+                                n_warps * u.n_heads * (layout::warp_keys + 1) * 4);
     }
     __syncthreads(); // nobody touches a barrier before it is made
-    sm90_cluster_arrive();
+    if (layout::ranks > 1) sm90_cluster_arrive();
     sm90_launch_next();
 
     const u32 n_pages = (u.n_keys + PAGE - 1) / PAGE;
-    const u32 n_filled = (u.n_keys + BLOCK - 1) / BLOCK * (BLOCK / PAGE);
-    const u32 n_early = min(u.n_ready / PAGE, n_pages); // pages whose keys are of steps before
     const u32 *at = (const u32 *)a.table + (u64)u.seq * a.n_seq_pages + u.first / PAGE;
+    const u32 late_page = u.n_ready < u.n_keys ? at[u.n_ready / PAGE] : 0;
     u32 table[PAGES];
 
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++) table[i] = at[i < n_pages ? i : 0];
-    spread_copy<D, COLUMNS>(a, u, sh, base, table, 0, n_early);
+    if (threadIdx.x == 0) spread_copy_keys<D, COLUMNS>(a, u, sh, base, table);
+    spread_copy_values<D, COLUMNS>(a, u, sh, base, table);
     sm90_wait_previous();
-    spread_copy<D, COLUMNS>(a, u, sh, base, table, n_early, n_filled);
+    spread_copy_late<D, COLUMNS>(a, u, sh, base, late_page);
     __syncwarp();
-    spread_scores<D, COLUMNS>(a, u, sh, base);
+    spread_scores<D, COLUMNS>(a, u, sh, base, late_page);
     __syncwarp(); // those without a head are back
-    sm90_barrier_wait_cluster(sm90_shared(&sh.scores), 0);
+    if (layout::ranks > 1)
+        sm90_barrier_wait_cluster(sm90_shared(&sh.scores), 0);
+    else
+        __syncthreads(); // scores of all warps
     spread_weights<D, COLUMNS>(a, u, base);
     __syncthreads(); // weights of all threads
     if (threadIdx.x < layout::sum_threads)

@@ -18,6 +18,8 @@ enum {
     FEW_THREADS = 160,
     ALIGN_BYTES = 1024,
     SPREAD_THREADS = 256,
+    ALONE_THREADS = 512,
+    ALONE_SHARE = 4, /* of multiprocessors: of more blocks each had better read less */
     UNIT_BLOCKS = 2, /* of few, that a multiprocessor has room for */
     PACKET_BYTES = 16 << 20,
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
@@ -39,11 +41,12 @@ static const struct kind {
 
 /* Of single rows that are few: the more blocks to a split the sooner it is done, if there is a
  * multiprocessor for each. */
-enum { SPREADS = 3 };
+enum { SPREADS = 4 };
 static const struct spread {
     const char *name;
     uint32_t head_dim, columns; /* of values, to a block */
-} spreads[SPREADS] = {{"sm90_attn_bf16_spread64", 64, 32},
+} spreads[SPREADS] = {{"sm90_attn_bf16_alone64", 64, 64},
+                      {"sm90_attn_bf16_spread64", 64, 32},
                       {"sm90_attn_bf16_spread128", 128, 32},
                       {"sm90_attn_bf16_pair128", 128, 64}};
 
@@ -256,7 +259,8 @@ static void fill_units(const struct cuda_attn *a, struct cuda_launch *l, struct 
     const uint32_t n_slice = l->grid[0] * l->grid[1], n_units = a->driver->n_units;
 
     p->early = (uint64_t)n_slice * l->grid[2] <= n_units;
-    if (p->early) l->grid[2] = n_units / n_slice;
+    /* Short kernels all around: none of them keeps the others waiting. */
+    if (p->early && l->block[0] != ALONE_THREADS) l->grid[2] = n_units / n_slice;
 }
 
 /* Single rows, so few that each split has a cluster of its own, a multiprocessor a block. */
@@ -268,15 +272,16 @@ static bool to_spread(const struct cuda_attn *a, const struct cuda_attn_plan *pl
     for (uint32_t i = 0; i < SPREADS; i++) {
         const struct spread *s = &spreads[i];
         const uint32_t n_ranks = s->head_dim / s->columns;
+        const uint32_t n_own = a->driver->n_own / (n_ranks == 1 ? ALONE_SHARE : 1);
 
         if (s->head_dim != a->shape.head_dim) continue;
-        if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > a->driver->n_own) continue;
+        if ((uint64_t)l->grid[0] * l->grid[1] * n_ranks * n_splits > n_own) continue;
         l->entry = a->spreads[i];
         l->name = s->name;
         l->grid[0] *= n_ranks;
         l->grid[2] = n_splits;
-        l->block[0] = SPREAD_THREADS;
-        l->cluster = n_ranks;
+        l->block[0] = n_ranks > 1 ? SPREAD_THREADS : ALONE_THREADS;
+        l->cluster = n_ranks > 1 ? n_ranks : 0;
         l->shared_bytes = spread_bytes(s);
         return true;
     }

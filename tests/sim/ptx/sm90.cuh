@@ -25,6 +25,7 @@
 #define __shared__ thread_local
 #define few_dynamic sim_dynamic
 #define four_dynamic sim_dynamic
+#define quarter_dynamic sim_dynamic
 #define many_dynamic sim_dynamic
 #define prompt_dynamic sim_dynamic
 #define sample_dynamic sim_dynamic
@@ -315,6 +316,14 @@ DEVICE void sm90_send2(u32 to, float x, float y, u32 barrier) {
     sim_send(to, v, sizeof(v), barrier);
 }
 
+DEVICE void sm90_load2(u32 &low, u32 &high, u32 address) {
+    u32 r[2];
+
+    memcpy(r, sim_at(address, sizeof(r)), sizeof(r));
+    low = r[0];
+    high = r[1];
+}
+
 DEVICE float4 sm90_load4(u32 address) {
     float4 v;
 
@@ -429,6 +438,16 @@ DEVICE void sm90_store_shared(u32 address, uint4 v) {
     memcpy(sim_at(address, sizeof(v)), &v, sizeof(v));
 }
 
+DEVICE void sm90_store1(u32 address, float x) {
+    memcpy(sim_at(address, sizeof(x)), &x, sizeof(x));
+}
+
+DEVICE void sm90_store2(u32 address, float x, float y) {
+    const float v[2] = {x, y};
+
+    memcpy(sim_at(address, sizeof(v)), v, sizeof(v));
+}
+
 DEVICE void sm90_store4(u32 address, u32 x, u32 y, u32 z, u32 w) {
     sm90_store_shared(address, make_uint4(x, y, z, w));
 }
@@ -448,6 +467,31 @@ DEVICE void sm90_store4(u32 address, float x, float y, float z, float w) {
 DEVICE u32 sm90_look(const u32 *at) {
     sim_spin();
     return *at;
+}
+
+DEVICE u32 sm90_fresh1(const void *at) {
+    u32 r;
+
+    sim_pause();
+    memcpy(&r, at, sizeof(r));
+    return r;
+}
+
+DEVICE void sm90_fresh2_if(u32 &low, u32 &high, const void *at, bool if_) {
+    u32 r[2] = {0, 0};
+
+    sim_pause();
+    if (if_) memcpy(r, at, sizeof(r));
+    low = r[0];
+    high = r[1];
+}
+
+DEVICE uint4 sm90_fresh4_if(const void *at, bool if_) {
+    uint4 v = {0, 0, 0, 0};
+
+    sim_pause();
+    if (if_) memcpy(&v, at, sizeof(v));
+    return v;
 }
 
 DEVICE uint4 sm90_look4(const float4 *at) {
