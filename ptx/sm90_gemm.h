@@ -21,6 +21,7 @@ enum {
     SM90_GEMM_WIDE_ROWS = 256,  /* rows of W to a tile of sm90_gemm_bf16_wide* */
     SM90_GEMM_SPREAD_TOKENS = 256, /* rows of x to a tile of sm90_gemm_bf16_spread* */
     SM90_GEMM_FOUR_TOKENS = 64, /* rows of x to a tile of sm90_gemm_bf16_four* */
+    SM90_GEMM_QUARTER_TOKENS = 16, /* rows of x to a block of sm90_gemm_bf16_quarter* */
     SM90_GEMM_MANY_TOKENS = 128, /* rows of x to a block of sm90_gemm_bf16_many* */
     SM90_GEMM_TALL_TOKENS = 192  /* and of sm90_gemm_bf16_tall* */
 };
@@ -78,7 +79,7 @@ struct sm90_gemm {
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
     unsigned n_whole;  /* tiles of pairs before those, not split: of sm90_gemm_bf16_split* */
 
-    unsigned next; /* enum sm90_gemm_next, of sm90_gemm_bf16_normed* and of SM90_GEMM_TURNED */
+    unsigned next; /* enum sm90_gemm_next, of sm90_gemm_bf16_normed*, brief* and of SM90_GEMM_TURNED */
     struct sm90_gemm_turn turn;
 };
 

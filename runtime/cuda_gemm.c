@@ -29,6 +29,9 @@ enum {
     WIDE_THREADS = 384,
     WIDE128_THREADS = 640,
     FOUR_THREADS = 640,
+    QUARTER_THREADS = 128,
+    BRIEF_THREADS = 128,
+    BRIEF_BYTES_MAX = ALIGN_BYTES + 160 * 1024 + 4096, /* 64 and 16 rows of 1024 values */
     SPREAD_THREADS = 384,
     SPREAD_STAGES_MAX = 8, /* as in sm90_gemm_spread.cuh */
     SPREAD_RING_BYTES = 210 << 10,
@@ -90,6 +93,8 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
         if (is_wide(i)) n_bytes = shared_bytes_wide(i);
+        if (is_quarter(i)) n_bytes = cuda_gemm_kinds[i].stages * SM90_GEMM_ATOM_ROWS * ROW_BYTES;
+        if (is_brief(i)) n_bytes = BRIEF_BYTES_MAX;
         if (is_spread(i)) n_bytes = ALIGN_BYTES + SPREAD_RING_BYTES;
         r = cuda_driver_entry(d, cuda_gemm_kinds[i].name, cuda_gemm_kinds[i].name, n_bytes,
                               &g->entries[i], e);
@@ -345,6 +350,44 @@ static int run_any(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct s
     return cuda_driver_launch(g->driver, &launch, e);
 }
 
+static int run_quarter(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                       const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = cuda_gemm_kinds[kernel].name,
+        .grid = {a->w->n / SM90_GEMM_ATOM_ROWS, ceil_div(a->n_rows, SM90_GEMM_QUARTER_TOKENS)},
+        .block = {QUARTER_THREADS},
+        .shared_bytes = a->w->n_blocks * SM90_GEMM_ATOM_ROWS * ROW_BYTES,
+        .overlap = a->overlap,
+        .params = (void *[]){p},
+    };
+
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
+static int run_brief(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
+                     const struct cuda_gemm_args *a, struct sm90_gemm *p, struct err *e) {
+    const uint32_t tile_bytes = p->n_blocks * p->tile * ROW_BYTES;
+    const uint32_t rows_bytes = p->n_blocks * cuda_gemm_kinds[kernel].width * ROW_BYTES;
+    struct sm90_gemm_norm norm = *a->norm;
+    struct cuda_launch launch = {
+        .entry = g->entries[kernel],
+        .name = cuda_gemm_kinds[kernel].name,
+        .grid = {p->n_tiles},
+        .block = {BRIEF_THREADS},
+        .overlap = a->overlap,
+        .params = (void *[]){p, &norm},
+    };
+
+    /* A short tile is read to a warpgroup's rows, in its last block of K, too. */
+    launch.shared_bytes =
+        ALIGN_BYTES + max_u32(tile_bytes + rows_bytes,
+                              tile_bytes + (SM90_GEMM_TILE_MAX / 2 - p->tile) * ROW_BYTES);
+    p->n_row_tiles = 1;
+    p->height = a->n_rows;
+    return cuda_driver_launch(g->driver, &launch, e);
+}
+
 int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
                      const struct cuda_gemm_args *a, struct err *e) {
     struct sm90_gemm p = {
@@ -372,11 +415,13 @@ int cuda_gemm_run_by(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
     ASSERT((a->form == SM90_GEMM_TURNED) == (a->turn != NULL));
     ASSERT(!a->turn || cuda_gemm_turns(kernel, a->w, a->segments));
     ASSERT(a->next == SM90_GEMM_NEXT_AT_ONCE || a->turn || a->norm); /* others do not look at it */
-    ASSERT(is_normed(kernel) == (a->norm != NULL));
+    ASSERT((is_normed(kernel) || is_brief(kernel)) == (a->norm != NULL));
     if (a->n_rows == 0) return 0;
     if (a->turn) p.turn = *a->turn;
     ASSERT(cuda_gemm_can(kernel, a->w, a->segments));
     if (kernel == CUDA_GEMM_ANY) return run_any(g, a, &p, e);
+    if (is_quarter(kernel)) return run_quarter(g, kernel, a, &p, e);
+    if (is_brief(kernel)) return run_brief(g, kernel, a, &p, e);
     if (is_four(kernel)) return run_four(g, kernel, a, &p, e);
     if (is_wide(kernel)) return run_wide(g, kernel, a, &p, e);
     if (is_spread(kernel)) return run_spread(g, kernel, a, &p, e);
@@ -397,7 +442,11 @@ enum cuda_gemm_kernel cuda_gemm_chosen(const struct cuda_gemm *g, const struct c
 int cuda_gemm_run(struct cuda_gemm *g, const struct cuda_gemm_args *a, struct err *e) {
     struct cuda_gemm_args args = *a;
 
-    if (a->norm) return cuda_gemm_run_by(g, cuda_gemm_choose_normed(a->n_rows), a, e);
+    if (a->norm)
+        return cuda_gemm_run_by(g,
+                                a->norm->squares ? cuda_gemm_choose_normed(a->n_rows)
+                                                 : cuda_gemm_choose_brief(a->n_rows),
+                                a, e);
     args.n_splits = splits_here(g, a->n_splits);
     return cuda_gemm_run_by(g, cuda_gemm_choose_so(a->w, a->n_rows, a->segments, args.n_splits),
                             &args, e);

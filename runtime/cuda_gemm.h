@@ -42,7 +42,8 @@ struct cuda_gemm_args {
     uint64_t d_out;     /* [n_rows][out_stride], aligned to 16 bytes, not x */
     uint64_t d_squares; /* of cuda_gemm_squares() of ADD, or 0: partial sums of squares go here */
     uint32_t squares_stride;
-    const struct sm90_gemm_norm *norm; /* x is normed first; see cuda_gemm_can_norm() */
+    const struct sm90_gemm_norm *norm; /* x is normed first; see cuda_gemm_can_norm(), or without
+                                          squares cuda_gemm_can_brief() */
     const struct sm90_gemm_turn *turn; /* of SM90_GEMM_TURNED; see cuda_gemm_can_turn() */
     uint32_t x_stride;                 /* in values, multiples of 8 */
     uint32_t out_stride;
@@ -84,8 +85,12 @@ enum cuda_gemm_kernel {
     CUDA_GEMM_WIDE192,
     CUDA_GEMM_SPREAD144,  /* four long segments, x of some hundred rows */
     CUDA_GEMM_FEW8_NVRTC, /* as FEW8, which is by hand; and where segments end inside blocks of K */
-    CUDA_GEMM_NORMED8,    /* with `norm`, and then they alone */
+    CUDA_GEMM_QUARTER9,   /* few rows, four short segments of so many steps */
+    CUDA_GEMM_QUARTER24,
+    CUDA_GEMM_NORMED8, /* with `norm`, and then they alone */
     CUDA_GEMM_NORMED16,
+    CUDA_GEMM_BRIEF8, /* the same where K is short, and no sums of squares are wanted */
+    CUDA_GEMM_BRIEF16,
     CUDA_GEMM_END,
 };
 
@@ -103,6 +108,9 @@ void cuda_gemm_shape_heads(struct cuda_gemm_weight *out_w, uint32_t n, uint32_t 
 uint32_t cuda_gemm_squares(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments);
 bool cuda_gemm_can_norm(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments,
                         uint32_t n_squares);
+
+/* Pure: the same of whole rows, whose squares nobody has left. */
+bool cuda_gemm_can_brief(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments);
 
 /* Pure: whether the kernel, or that which is chosen without a norm, rotates q and k and stores keys
  * and values itself: SM90_GEMM_TURNED. */

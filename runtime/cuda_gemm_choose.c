@@ -7,6 +7,8 @@ enum {
     STEP = 16,                /* values of K */
     NORMED_SQUARES_MAX = 512, /* as in sm90_gemm_normed.cuh */
     NORMED_K_MAX = 16384,     /* w of the norm takes its room from the rings */
+    BRIEF_K_MAX = 1024,       /* a chunk of 8 values to each of 128 threads */
+    BRIEF_TILE_MAX = 64,
     MANY_ROWS_MIN = 65,
     ROUND_CYCLES = 3000,   /* of a tile's end and the next one's beginning */
     CLUSTER_CYCLES = 2000, /* of two blocks that add up their sums */
@@ -54,8 +56,12 @@ const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
     [CUDA_GEMM_WIDE192] = {"sm90_gemm_bf16_wide192", 192, 4},
     [CUDA_GEMM_SPREAD144] = {"sm90_gemm_bf16_spread144", 144, 0},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
+    [CUDA_GEMM_QUARTER9] = {"sm90_gemm_bf16_quarter9", 16, 9},
+    [CUDA_GEMM_QUARTER24] = {"sm90_gemm_bf16_quarter24", 16, 24},
     [CUDA_GEMM_NORMED8] = {"sm90_gemm_bf16_normed8", 8, 0},
     [CUDA_GEMM_NORMED16] = {"sm90_gemm_bf16_normed16", 16, 0},
+    [CUDA_GEMM_BRIEF8] = {"sm90_gemm_bf16_brief8", 8, 0},
+    [CUDA_GEMM_BRIEF16] = {"sm90_gemm_bf16_brief16", 16, 0},
 };
 
 /* The smallest tile that needs no second round of blocks, or else the one whose last round is the
@@ -136,6 +142,11 @@ static bool few_can_steps(enum cuda_gemm_kernel kernel, const struct cuda_gemm_w
            w->n_k % (STEP * segments) == 0;
 }
 
+static bool brief_can(const struct cuda_gemm_weight *w, uint32_t segments) {
+    return segments == 1 && w->tile % 16 == 0 && w->tile <= BRIEF_TILE_MAX &&
+           w->n_k % SM90_GEMM_BLOCK == 0 && w->n_k <= BRIEF_K_MAX;
+}
+
 /* Blocks of K must not straddle segments, but for FOUR* and few_can_steps(); and a block's share of
  * them fits its registers. */
 bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *w,
@@ -148,6 +159,10 @@ bool cuda_gemm_can(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight *
     if (is_wide(kernel)) return segments == 1;
     if (is_spread(kernel)) return !w->turns && segments == SPREAD && aligned;
     if (is_normed(kernel)) return segments == 1 && w->tile % 16 == 0;
+    if (is_brief(kernel)) return brief_can(w, segments);
+    if (is_quarter(kernel))
+        return !w->turns && segments == FOUR_SEGMENTS &&
+               w->n_k == FOUR_SEGMENTS * STEP * cuda_gemm_kinds[kernel].stages;
     if (is_few(kernel))
         return (aligned || few_can_steps(kernel, w, segments)) &&
                segments / ranks <= (cuda_gemm_kinds[kernel].width > 32 ? 2u : 4u);
@@ -348,6 +363,8 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
     enum cuda_gemm_kernel kernel = CUDA_GEMM_FEW128;
     uint64_t best = UINT64_MAX;
 
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_QUARTER9; k <= CUDA_GEMM_QUARTER24; k++)
+        if (n_rows <= cuda_gemm_kinds[k].width && cuda_gemm_can(k, w, segments)) return k;
     while (kernel > CUDA_GEMM_FEW8 &&
            (cuda_gemm_kinds[kernel - 1].width >= n_rows || !cuda_gemm_can(kernel, w, segments)))
         kernel--;
@@ -389,6 +406,18 @@ enum cuda_gemm_kernel cuda_gemm_choose_normed(uint32_t n_rows) {
     return kernel;
 }
 
+enum cuda_gemm_kernel cuda_gemm_choose_brief(uint32_t n_rows) {
+    enum cuda_gemm_kernel kernel = CUDA_GEMM_BRIEF8;
+
+    while (kernel <= CUDA_GEMM_BRIEF16 && cuda_gemm_kinds[kernel].width < n_rows) kernel++;
+    return kernel;
+}
+
+bool cuda_gemm_can_brief(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
+    return cuda_gemm_choose_brief(n_rows) <= CUDA_GEMM_BRIEF16 && w->n_tiles <= UNITS &&
+           brief_can(w, segments);
+}
+
 uint32_t cuda_gemm_squares(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
     const bool joined = w->cut && segments > 1;
 
@@ -412,7 +441,7 @@ bool cuda_gemm_turns(enum cuda_gemm_kernel kernel, const struct cuda_gemm_weight
                      uint32_t segments) {
     if (!w->head_dim || segments > 1) return false;
     if (is_many(kernel)) return many_tree(kernel) == 1;
-    return is_normed(kernel) ||
+    return is_normed(kernel) || is_brief(kernel) ||
            (is_few(kernel) && kernel != CUDA_GEMM_FEW8 && kernel != CUDA_GEMM_FEW128);
 }
 

@@ -55,6 +55,14 @@ static inline bool is_normed(enum cuda_gemm_kernel kernel) {
     return kernel >= CUDA_GEMM_NORMED8 && kernel <= CUDA_GEMM_NORMED16;
 }
 
+static inline bool is_quarter(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_QUARTER9 || kernel == CUDA_GEMM_QUARTER24;
+}
+
+static inline bool is_brief(enum cuda_gemm_kernel kernel) {
+    return kernel == CUDA_GEMM_BRIEF8 || kernel == CUDA_GEMM_BRIEF16;
+}
+
 static inline bool is_many(enum cuda_gemm_kernel kernel) {
     return kernel >= CUDA_GEMM_MANY48 && kernel <= CUDA_GEMM_SPLIT128;
 }
@@ -98,5 +106,6 @@ enum cuda_gemm_kernel cuda_gemm_choose_so(const struct cuda_gemm_weight *w, uint
                                           uint32_t segments, uint32_t n_splits);
 /* The narrowest that takes all rows as one tile; or the end. */
 enum cuda_gemm_kernel cuda_gemm_choose_normed(uint32_t n_rows);
+enum cuda_gemm_kernel cuda_gemm_choose_brief(uint32_t n_rows);
 
 #endif

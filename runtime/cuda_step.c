@@ -125,9 +125,16 @@ static bool can_norm(const struct cuda_device *d, const struct cuda_gemm_weight 
            cuda_gemm_can_norm(w, d->n_launch, segments, d->n_squares);
 }
 
-static struct sm90_gemm_norm norm_of(const struct cuda_device *d, CUdeviceptr w) {
+/* The same of products so short that they sum up the squares themselves. */
+static bool can_brief(const struct cuda_device *d, const struct cuda_gemm_weight *w,
+                      uint32_t segments, uint32_t run_length) {
+    return !d->options.normed_bytes && run_length <= 2 &&
+           cuda_gemm_can_brief(w, d->n_launch, segments);
+}
+
+static struct sm90_gemm_norm norm_of(const struct cuda_device *d, CUdeviceptr w, bool brief) {
     return (struct sm90_gemm_norm){
-        .squares = d->squares,
+        .squares = brief ? 0 : d->squares,
         .weight = w,
         .n_squares = d->n_squares,
         .squares_stride = d->squares_stride,
@@ -184,8 +191,9 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     const struct cuda_layer *l = &d->layers[layer];
     CUdeviceptr kv = d->pages + layer * d->layer_bytes;
     const struct sm90_gemm_turn t = turn_of(d, kv);
-    const struct sm90_gemm_norm n = norm_of(d, l->norm_in);
-    const bool normed = d->head_turn && can_norm(d, &l->qkv, s->qkv, s->norm_run);
+    const bool brief = can_brief(d, &l->qkv, s->qkv, s->norm_run);
+    const struct sm90_gemm_norm n = norm_of(d, l->norm_in, brief);
+    const bool normed = d->head_turn && (brief || can_norm(d, &l->qkv, s->qkv, s->norm_run));
     struct cuda_gemm_args args =
         args_of(d, &l->qkv, d->normed, d->qkv, d->n_launch, s->qkv, SM90_GEMM_BF16);
     int r;
@@ -193,7 +201,7 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     if (normed || cuda_gemm_can_turn(&l->qkv, d->n_launch, s->qkv)) {
         args.form = SM90_GEMM_TURNED;
         args.turn = &t;
-        args.next = attend_next(d->n_launch, l->qkv.n_bytes);
+        args.next = brief ? SM90_GEMM_NEXT_AT_ONCE : attend_next(d->n_launch, l->qkv.n_bytes);
     }
     if (normed) {
         args.d_x = d->x;
@@ -261,10 +269,11 @@ int cuda_step_attn_out(struct cuda_device *d, uint32_t layer, const struct sched
 int cuda_step_mlp_in(struct cuda_device *d, uint32_t layer, const struct schedule *s,
                      struct err *e) {
     const struct cuda_layer *l = &d->layers[layer];
+    const bool brief = can_brief(d, &l->gate_up, s->gate_up, s->norm_run);
     int r;
 
-    if (can_norm(d, &l->gate_up, s->gate_up, s->norm_run)) {
-        const struct sm90_gemm_norm n = norm_of(d, l->norm_post);
+    if (brief || can_norm(d, &l->gate_up, s->gate_up, s->norm_run)) {
+        const struct sm90_gemm_norm n = norm_of(d, l->norm_post, brief);
         struct cuda_gemm_args args =
             args_of(d, &l->gate_up, d->x, d->h, d->n_launch, s->gate_up, SM90_GEMM_SILU);
 

@@ -32,10 +32,25 @@ enum {
     N_SHAPES = 6000,
 };
 
-enum family { ANY, FEW, NORMED, MANY, TALL, TREE, SPLIT, FOUR, WIDE, SPREAD, FAMILIES };
+enum family {
+    ANY,
+    FEW,
+    NORMED,
+    MANY,
+    TALL,
+    TREE,
+    SPLIT,
+    FOUR,
+    WIDE,
+    SPREAD,
+    QUARTER,
+    BRIEF,
+    FAMILIES
+};
 
-static const char *const family_names[FAMILIES] = {"any",  "few",   "normed", "many", "tall",
-                                                   "tree", "split", "four",   "wide", "spread"};
+static const char *const family_names[FAMILIES] = {"any",  "few",    "normed",  "many",
+                                                   "tall", "tree",   "split",   "four",
+                                                   "wide", "spread", "quarter", "brief"};
 
 /* What is being launched, and by what. */
 static struct {
@@ -226,6 +241,25 @@ static void check_spread(const struct sm90_gemm *p, const struct cuda_launch *l,
     for (uint32_t i = 0; i < n_across; i++) check_pieces(p, i * width, width);
 }
 
+static void check_quarter(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t steps) {
+    CHECK(p->segments == 4 && p->n_k == 4 * STEP * steps && p->form != SM90_GEMM_SILU);
+    CHECK(l->grid[0] * SM90_GEMM_ATOM_ROWS == p->n && p->tile % SM90_GEMM_ATOM_ROWS == 0);
+    CHECK(l->grid[1] * SM90_GEMM_QUARTER_TOKENS >= p->n_rows && l->grid[1] <= 65535);
+    CHECK(l->block[0] == 128 && steps <= LANES); /* a lane of a warp copies a block of K */
+    CHECK(l->shared_bytes == p->n_blocks * SM90_GEMM_ATOM_ROWS * ROW_BYTES);
+}
+
+static void check_brief(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width) {
+    const uint32_t tile = p->n_blocks * p->tile * ROW_BYTES;
+
+    CHECK(p->segments == 1 && p->n_rows <= width && p->n_row_tiles == 1 && p->height == p->n_rows);
+    CHECK(l->block[0] == 128 && p->n_k % SM90_GEMM_BLOCK == 0 && p->n_k <= 8 * l->block[0]);
+    CHECK(l->grid[0] == p->n_tiles && p->tile % 16 == 0 && p->tile <= 64);
+    CHECK(ALIGN_BYTES + tile + p->n_blocks * width * ROW_BYTES <= l->shared_bytes);
+    /* The last block of the tile is read to a whole warpgroup's rows. */
+    CHECK(ALIGN_BYTES + tile + (64 - p->tile) * ROW_BYTES <= l->shared_bytes);
+}
+
 static void check_any(const struct sm90_gemm *p, const struct cuda_launch *l) {
     const uint32_t n_shares = p->segments < 4 ? p->segments : 4;
 
@@ -237,9 +271,9 @@ static enum family family_of(const char *name, uint32_t *out_width) {
     static const struct {
         const char *prefix;
         enum family family;
-    } prefixes[] = {{"few", FEW},   {"normed", NORMED}, {"many", MANY}, {"tall", TALL},
-                    {"tree", TREE}, {"split", SPLIT},   {"four", FOUR}, {"wide", WIDE},
-                    {"any", ANY},   {"spread", SPREAD}};
+    } prefixes[] = {{"few", FEW},       {"normed", NORMED}, {"many", MANY},       {"tall", TALL},
+                    {"tree", TREE},     {"split", SPLIT},   {"four", FOUR},       {"wide", WIDE},
+                    {"spread", SPREAD}, {"any", ANY},       {"quarter", QUARTER}, {"brief", BRIEF}};
 
     name += strlen("sm90_gemm_bf16_");
     for (size_t i = 0; i < FAMILIES; i++) {
@@ -256,7 +290,8 @@ static enum family family_of(const char *name, uint32_t *out_width) {
 int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l, struct err *e) {
     uint32_t width = 0;
     const enum family family = family_of(l->name, &width);
-    const struct sm90_gemm *p = l->params[family == ANY ? 0 : 1];
+    const bool no_map = family == ANY || family == QUARTER || family == BRIEF;
+    const struct sm90_gemm *p = l->params[no_map ? 0 : 1];
 
     (void)e;
     now.n_launches[family]++;
@@ -268,7 +303,8 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     CHECK(p->next == (uint32_t)now.args->next);
     CHECK(p->turn.head_dim == (p->form == SM90_GEMM_TURNED ? now.args->w->head_dim : 0));
     if (p->form == SM90_GEMM_TURNED) {
-        CHECK(family == FEW || family == NORMED || family == MANY || family == TALL);
+        CHECK(family == FEW || family == NORMED || family == MANY || family == TALL ||
+              family == BRIEF);
         CHECK(p->turn.head_dim % 16 == 0 && p->n % p->turn.head_dim == 0);
         now.n_turned[family]++;
     }
@@ -279,6 +315,8 @@ int __wrap_cuda_driver_launch(struct cuda_driver *d, const struct cuda_launch *l
     if (family == FOUR) check_four(p, width);
     if (family == WIDE) check_wide(p, l, width);
     if (family == SPREAD) check_spread(p, l, width);
+    if (family == QUARTER) check_quarter(p, l, width);
+    if (family == BRIEF) check_brief(p, l, width);
     return 0;
 }
 
@@ -322,7 +360,7 @@ static void shape_of(uint32_t i, struct cuda_gemm_weight *out_w) {
  * be. */
 static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cuda_gemm_args a) {
     const struct sm90_gemm_turn turn = {.head_dim = a.w->head_dim};
-    const struct sm90_gemm_norm norm = {0};
+    const struct sm90_gemm_norm norm = {.squares = 16}, none = {0};
     static const uint32_t places[] = {0, 16, 114,
                                       UNITS - 1}; /* MPS, a slice of MIG, an H100 PCIe */
     struct err e = {""};
@@ -345,10 +383,13 @@ static void launch_chosen(struct cuda_gemm *g, struct cuda_driver *d, struct cud
     }
     if (cuda_gemm_can_turn(a.w, a.n_rows, a.segments))
         assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
-    if (!cuda_gemm_can_norm(a.w, a.n_rows, a.segments, 1)) return;
     if (a.form != SM90_GEMM_SILU && !a.w->head_dim) return;
     a.norm = &norm;
-    assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+    if (cuda_gemm_can_norm(a.w, a.n_rows, a.segments, 1))
+        assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
+    a.norm = &none;
+    if (cuda_gemm_can_brief(a.w, a.n_rows, a.segments))
+        assert_int_equal(cuda_gemm_run(g, &a, &e), 0);
 }
 
 static void launch_all(struct cuda_gemm *g, struct cuda_gemm_args a) {
@@ -398,7 +439,8 @@ static void test_launches(void **state) {
         print_message("%s: %llu launches\n", family_names[i],
                       (unsigned long long)now.n_launches[i]);
         assert_true(now.n_launches[i] > 0);
-        assert_int_equal(now.n_turned[i] > 0, i == FEW || i == NORMED || i == MANY || i == TALL);
+        assert_int_equal(now.n_turned[i] > 0,
+                         i == FEW || i == NORMED || i == MANY || i == TALL || i == BRIEF);
     }
     assert_true(now.n_behind > 0 && now.n_held > 0);
     cuda_gemm_close(g);

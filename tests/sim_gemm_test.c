@@ -47,7 +47,9 @@ static void write_late(void) {
 }
 
 static void hide_all(const struct cuda_launch *l) {
-    const struct sm90_gemm *p = l->params[strstr(l->name, "_any") ? 0 : 1];
+    const bool no_map =
+        strstr(l->name, "_any") || strstr(l->name, "_quarter") || strstr(l->name, "_brief");
+    const struct sm90_gemm *p = l->params[no_map ? 0 : 1];
 
     hide(p->x, ((size_t)(p->n_rows - 1) * p->x_stride + p->n_k) * 2);
     /* What is written there before the kernel before is done is lost. */
@@ -155,6 +157,7 @@ static const struct shape {
     {72, 224, 2, 1, false, "the same, made for a whole"},
     {48, 224, 2, 1, true, "the same of gate and up"},
     {72, 512, 8, 1, false, "a block a segment, in eight"},
+    {40, 1536, 4, 4, false, "four of 24 steps"},
     {80, 400, 1, 1, true, "gate and up, K not in blocks"},
     {24, 2560, 1, 1, false, "a ring that goes round"},
     {24, 2560, 4, 4, false, "four of them"},
@@ -169,7 +172,8 @@ static void test_shape(const struct shape *s, size_t number) {
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
         for (enum cuda_gemm_kernel k = 0; k < CUDA_GEMM_NORMED8; k++) {
             const uint32_t turn = (uint32_t)(c + number + k) + seed;
-            const bool narrow = k == CUDA_GEMM_FEW16 || k == CUDA_GEMM_FEW8_NVRTC;
+            const bool narrow =
+                k == CUDA_GEMM_FEW16 || k >= CUDA_GEMM_QUARTER9 || k == CUDA_GEMM_FEW8_NVRTC;
             const bool four = s->segments == 4 && (k == CUDA_GEMM_FOUR32 || k == CUDA_GEMM_FOUR64);
 
             /* Each with few rows or with many, and a fifth of those; one warpgroup waits for three
@@ -284,10 +288,11 @@ static const struct normed {
     uint32_t hidden, n_k, segments; /* of the product before */
     uint32_t n_heads, n_kv_heads, head_dim, inter;
     uint32_t n_rows;
-} normeds[] = {
-    {576, 192, 4, 3, 1, 64, 48, 3},
-    {208, 64, 4, 3, 1, 32, 104, 16},
-    {528, 96, 2, 1, 1, 128, 16, 8}, /* 132 sums of squares: more than a warp loads at once */
+} normeds[] =
+    {
+        {576, 192, 4, 3, 1, 64, 48, 3}, {576, 64, 4, 1, 1, 64, 80, 1},
+        {192, 64, 4, 1, 1, 64, 16, 13}, {208, 64, 4, 3, 1, 32, 104, 16},
+        {528, 96, 2, 1, 1, 128, 16, 8}, /* 132 sums of squares: more than a warp loads at once */
 };
 
 static void same(const char *what, const struct normed *s, enum cuda_gemm_kernel k, const void *is,
@@ -426,6 +431,11 @@ static void test_normed(const struct normed *s) {
                      x_normed + (size_t)i * s->hidden);
     for (enum cuda_gemm_kernel k = CUDA_GEMM_NORMED8; k <= CUDA_GEMM_NORMED16; k++) {
         if (k == CUDA_GEMM_NORMED8 && s->n_rows > 8) continue;
+        test_heads(s, &x, x_normed, k);
+        test_gated(s, &x, x_normed, k);
+    }
+    for (enum cuda_gemm_kernel k = CUDA_GEMM_BRIEF8; k <= CUDA_GEMM_BRIEF16; k++) {
+        if ((k == CUDA_GEMM_BRIEF8 && s->n_rows > 8) || s->hidden % 64) continue;
         test_heads(s, &x, x_normed, k);
         test_gated(s, &x, x_normed, k);
     }
