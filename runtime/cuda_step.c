@@ -201,7 +201,7 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     if (normed || cuda_gemm_can_turn(&l->qkv, d->n_launch, s->qkv)) {
         args.form = SM90_GEMM_TURNED;
         args.turn = &t;
-        args.next = brief ? SM90_GEMM_NEXT_AT_ONCE : attend_next(d->n_launch, l->qkv.n_bytes);
+        args.next = attend_next(d->n_launch, l->qkv.n_bytes);
     }
     if (normed) {
         args.d_x = d->x;
@@ -278,6 +278,8 @@ int cuda_step_mlp_in(struct cuda_device *d, uint32_t layer, const struct schedul
             args_of(d, &l->gate_up, d->x, d->h, d->n_launch, s->gate_up, SM90_GEMM_SILU);
 
         args.norm = &n;
+        /* Of short chains the next one's weights are in these' way. */
+        if (brief) args.next = SM90_GEMM_NEXT_LAST_TILE;
         return cuda_gemm_run(d->gemm, &args, e);
     }
     if ((r = norm(d, 0, l->norm_post, 0, d->n_launch, s->norm_run, e)) < 0) return r;

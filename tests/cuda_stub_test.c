@@ -1498,8 +1498,7 @@ static void test_attention_next(void **state) {
             /* Of few rows those of the first layer, which nobody squared, are rotated apart; not
              * where the product squares them itself. */
             assert_int_equal(cuda->n_turned - n_turned, !small && cases[i].n_rows <= 8 ? 1 : 2);
-            assert_int_equal(cuda->turned_next,
-                             small && cases[i].n_rows <= 16 ? AT_ONCE : cases[i].want[small]);
+            assert_int_equal(cuda->turned_next, cases[i].want[small]);
         }
         dev->ops->close(dev);
     }

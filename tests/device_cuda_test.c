@@ -463,6 +463,54 @@ static void test_stages(void) {
     free(run);
 }
 
+/* Whole steps of few rows of a short model as served, whose products norm by themselves. */
+static void test_few(void) {
+    static struct device_result results[N_DEVICES][N_WANTS];
+    static uint8_t flagged[N_ROWS];
+    static const uint32_t counts[] = {1, 2, 1, 3, 4, 8, 12, 5, 16, 9, 13, 1, 6, 7, 9, 2};
+    const uint64_t before = n_compared, normed_bytes = cuda_options.normed_bytes;
+    struct run *run = calloc(1, sizeof(*run));
+    struct model m = cases[1].m;
+    struct schedule s = schedule_canonical();
+    const int failed = n_failed;
+    const double began = seconds();
+    struct err e = {""};
+    struct weights *w;
+
+    m.vocab = 1000;
+    m.n_layers = 5;
+    cuda_options.normed_bytes = 0;
+    w = made_up_weights(folder, &m, MADE_UP_LAST_TWO);
+    open_devices(run, &m, w);
+    start(run);
+    for (uint32_t n = 0; n < (brief ? 24u : 96u); n++) {
+        fill(run, n % 24 ? counts[n / 2 % 16] : 400, n % 24 ? 1 : 300);
+        for (uint32_t i = 0; i < run->batch.n_rows; i++)
+            if (run->rows[i].token + 2 >= m.vocab) run->rows[i].token = 5;
+        run->batch.rows = run->rows;
+        run->batch.n_seqs = N_SEQS;
+        run->batch.pages = run->pages[0];
+        make_wants(run, 8);
+        for (int i = 0; i < N_DEVICES; i++)
+            must(forward_run(run->devices[i], m.n_layers, N_LOGIT_ROWS, &run->batch, &s, results[i],
+                             flagged, &e),
+                 &e);
+        for (uint32_t i = 0; i < run->batch.n_wants; i++)
+            same_result(&results[TWIN][i], &results[GPU][i], i, &run->wants[i]);
+        compare(run, DEVICE_X, run->batch.n_rows, m.hidden, 2, "whole steps", n);
+    }
+    same_kv(run);
+    close_devices(run);
+    weights_close(w);
+    free(run);
+    cuda_options.normed_bytes = normed_bytes;
+    printf("%-72s %10llu values %5.1f s %s\n",
+           "whole steps of few rows of a short model, as served",
+           (unsigned long long)(n_compared - before), seconds() - began,
+           n_failed == failed ? "equal" : "DIFFER");
+    fflush(stdout);
+}
+
 /* That the comparison can fail: another order of the same sums gives other bits. */
 static void test_control(void) {
     struct run *run = calloc(1, sizeof(*run));
@@ -671,6 +719,7 @@ int main(int argc, char **argv) {
     if (!mkdtemp(folder)) return 1;
 
     test_choices();
+    if (brief < CHOICES) test_few();
     if (brief < CHOICES) test_stages();
     test_control();
     test_refusals();
