@@ -21,10 +21,14 @@ enum {
     SM90_GEMM_WIDE_ROWS = 256,  /* rows of W to a tile of sm90_gemm_bf16_wide* */
     SM90_GEMM_SPREAD_TOKENS = 256, /* rows of x to a tile of sm90_gemm_bf16_spread* */
     SM90_GEMM_FOUR_TOKENS = 64, /* rows of x to a tile of sm90_gemm_bf16_four* */
-    SM90_GEMM_QUARTER_TOKENS = 16, /* rows of x to a block of sm90_gemm_bf16_quarter* */
+    SM90_GEMM_QUARTER_TOKENS = 8, /* rows of x to a block of sm90_gemm_bf16_quarter* */
     SM90_GEMM_MANY_TOKENS = 128, /* rows of x to a block of sm90_gemm_bf16_many* */
     SM90_GEMM_TALL_TOKENS = 192  /* and of sm90_gemm_bf16_tall* */
 };
+
+/* Bytes from one row of x to the next in shared memory of sm90_gemm_bf16_quarter*, a segment of so many
+ * steps each: eights of bytes of four rows are in banks of their own. */
+#define SM90_GEMM_QUARTER_LINE(steps) ((steps) * 32 + (160 - (steps) * 32 % 128) % 128)
 
 /* What becomes of y = W x. */
 enum sm90_gemm_form {

@@ -30,7 +30,7 @@ enum {
     WIDE128_THREADS = 640,
     FOUR_THREADS = 640,
     QUARTER_THREADS = 128,
-    BRIEF_THREADS = 128,
+    BRIEF_ROW_THREADS = 32,                            /* for each row of x that there may be */
     BRIEF_BYTES_MAX = ALIGN_BYTES + 160 * 1024 + 4096, /* 64 and 16 rows of 1024 values */
     SPREAD_THREADS = 384,
     SPREAD_STAGES_MAX = 8, /* as in sm90_gemm_spread.cuh */
@@ -71,6 +71,14 @@ static uint32_t shared_bytes_wide(enum cuda_gemm_kernel kernel) {
     return ALIGN_BYTES + cuda_gemm_kinds[kernel].stages * rows * ROW_BYTES;
 }
 
+/* The weights of a block, and of each warp its rows of x. */
+static uint32_t shared_bytes_quarter(enum cuda_gemm_kernel kernel) {
+    const uint32_t steps = cuda_gemm_kinds[kernel].stages;
+
+    return steps * SM90_GEMM_ATOM_ROWS * ROW_BYTES +
+           FOUR_SEGMENTS * SM90_GEMM_QUARTER_TOKENS * SM90_GEMM_QUARTER_LINE(steps);
+}
+
 /* Four rings, two tiles of sums, and of one warpgroup the staging. */
 static uint32_t shared_bytes_four(enum cuda_gemm_kernel kernel) {
     const uint32_t width = cuda_gemm_kinds[kernel].width, rows = SM90_GEMM_FOUR_TOKENS + width;
@@ -93,7 +101,7 @@ int cuda_gemm_open(struct cuda_driver *d, struct cuda_gemm **out_g, struct err *
         if (is_many(i)) n_bytes = shared_bytes_many(i);
         if (is_four(i)) n_bytes = shared_bytes_four(i);
         if (is_wide(i)) n_bytes = shared_bytes_wide(i);
-        if (is_quarter(i)) n_bytes = cuda_gemm_kinds[i].stages * SM90_GEMM_ATOM_ROWS * ROW_BYTES;
+        if (is_quarter(i)) n_bytes = shared_bytes_quarter(i);
         if (is_brief(i)) n_bytes = BRIEF_BYTES_MAX;
         if (is_spread(i)) n_bytes = ALIGN_BYTES + SPREAD_RING_BYTES;
         r = cuda_driver_entry(d, cuda_gemm_kinds[i].name, cuda_gemm_kinds[i].name, n_bytes,
@@ -357,7 +365,7 @@ static int run_quarter(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
         .name = cuda_gemm_kinds[kernel].name,
         .grid = {a->w->n / SM90_GEMM_ATOM_ROWS, ceil_div(a->n_rows, SM90_GEMM_QUARTER_TOKENS)},
         .block = {QUARTER_THREADS},
-        .shared_bytes = a->w->n_blocks * SM90_GEMM_ATOM_ROWS * ROW_BYTES,
+        .shared_bytes = shared_bytes_quarter(kernel),
         .overlap = a->overlap,
         .params = (void *[]){p},
     };
@@ -374,7 +382,7 @@ static int run_brief(struct cuda_gemm *g, enum cuda_gemm_kernel kernel,
         .entry = g->entries[kernel],
         .name = cuda_gemm_kinds[kernel].name,
         .grid = {p->n_tiles},
-        .block = {BRIEF_THREADS},
+        .block = {cuda_gemm_kinds[kernel].width * BRIEF_ROW_THREADS},
         .overlap = a->overlap,
         .params = (void *[]){p, &norm},
     };

@@ -57,7 +57,7 @@ const struct cuda_gemm_kind cuda_gemm_kinds[CUDA_GEMM_END] = {
     [CUDA_GEMM_SPREAD144] = {"sm90_gemm_bf16_spread144", 144, 0},
     [CUDA_GEMM_FEW8_NVRTC] = {"sm90_gemm_bf16_few8_nvrtc", 8, 0},
     [CUDA_GEMM_QUARTER9] = {"sm90_gemm_bf16_quarter9", 16, 9},
-    [CUDA_GEMM_QUARTER24] = {"sm90_gemm_bf16_quarter24", 8, 24},
+    [CUDA_GEMM_QUARTER24] = {"sm90_gemm_bf16_quarter24", 16, 24},
     [CUDA_GEMM_NORMED8] = {"sm90_gemm_bf16_normed8", 8, 0},
     [CUDA_GEMM_NORMED16] = {"sm90_gemm_bf16_normed16", 16, 0},
     [CUDA_GEMM_BRIEF8] = {"sm90_gemm_bf16_brief8", 8, 0},
@@ -416,7 +416,7 @@ enum cuda_gemm_kernel cuda_gemm_choose_brief(uint32_t n_rows) {
 }
 
 bool cuda_gemm_can_brief(const struct cuda_gemm_weight *w, uint32_t n_rows, uint32_t segments) {
-    return cuda_gemm_choose_brief(n_rows) <= CUDA_GEMM_BRIEF8 && w->n_tiles <= UNITS &&
+    return cuda_gemm_choose_brief(n_rows) <= CUDA_GEMM_BRIEF16 && w->n_tiles <= UNITS &&
            brief_can(w, segments);
 }
 

@@ -246,14 +246,15 @@ static void check_quarter(const struct sm90_gemm *p, const struct cuda_launch *l
     CHECK(l->grid[0] * SM90_GEMM_ATOM_ROWS == p->n && p->tile % SM90_GEMM_ATOM_ROWS == 0);
     CHECK(l->grid[1] * SM90_GEMM_QUARTER_TOKENS >= p->n_rows && l->grid[1] <= 65535);
     CHECK(l->block[0] == 128 && steps <= LANES); /* a lane of a warp copies a block of K */
-    CHECK(l->shared_bytes == p->n_blocks * SM90_GEMM_ATOM_ROWS * ROW_BYTES);
+    CHECK(l->shared_bytes == p->n_blocks * SM90_GEMM_ATOM_ROWS * ROW_BYTES +
+                                 4 * SM90_GEMM_QUARTER_TOKENS * SM90_GEMM_QUARTER_LINE(steps));
 }
 
 static void check_brief(const struct sm90_gemm *p, const struct cuda_launch *l, uint32_t width) {
     const uint32_t tile = p->n_blocks * p->tile * ROW_BYTES;
 
     CHECK(p->segments == 1 && p->n_rows <= width && p->n_row_tiles == 1 && p->height == p->n_rows);
-    CHECK(l->block[0] == 128 && p->n_k % SM90_GEMM_BLOCK == 0 && p->n_k <= 8 * l->block[0]);
+    CHECK(l->block[0] == 128 * (width / 4) && p->n_k % SM90_GEMM_BLOCK == 0 && p->n_k <= 8 * 128);
     CHECK(l->grid[0] == p->n_tiles && p->tile % 16 == 0 && p->tile <= 64);
     CHECK(ALIGN_BYTES + tile + p->n_blocks * width * ROW_BYTES <= l->shared_bytes);
     /* The last block of the tile is read to a whole warpgroup's rows. */

@@ -288,11 +288,10 @@ static const struct normed {
     uint32_t hidden, n_k, segments; /* of the product before */
     uint32_t n_heads, n_kv_heads, head_dim, inter;
     uint32_t n_rows;
-} normeds[] =
-    {
-        {576, 192, 4, 3, 1, 64, 48, 3}, {576, 64, 4, 1, 1, 64, 80, 1},
-        {192, 64, 4, 1, 1, 64, 16, 13}, {208, 64, 4, 3, 1, 32, 104, 16},
-        {528, 96, 2, 1, 1, 128, 16, 8}, /* 132 sums of squares: more than a warp loads at once */
+} normeds[] = {
+    {576, 192, 4, 3, 1, 64, 48, 3},  {576, 64, 4, 1, 1, 64, 80, 1}, {192, 64, 4, 1, 1, 64, 16, 13},
+    {208, 64, 4, 3, 1, 32, 104, 16}, {320, 64, 4, 1, 1, 64, 16, 8}, {1024, 64, 4, 1, 1, 64, 32, 16},
+    {528, 96, 2, 1, 1, 128, 16, 8}, /* 132 sums of squares: more than a warp loads at once */
 };
 
 static void same(const char *what, const struct normed *s, enum cuda_gemm_kernel k, const void *is,
