@@ -16,19 +16,19 @@ enum {
     SM90_GEMM_TILE_MAX = 128,  /* rows of a tile */
     SM90_GEMM_STAGES_MAX = 16, /* of a ring in shared memory */
     SM90_GEMM_SEGMENTS_MAX = 16,
-    SM90_GEMM_BLOCKS_MAX = 132, /* of a grid of sm90_gemm_bf16_split* */
-    SM90_GEMM_ANY_TOKENS = 32,  /* rows of x to a warp of sm90_gemm_bf16_any */
-    SM90_GEMM_WIDE_ROWS = 256,  /* rows of W to a tile of sm90_gemm_bf16_wide* */
+    SM90_GEMM_BLOCKS_MAX = 132,    /* of a grid of sm90_gemm_bf16_split* */
+    SM90_GEMM_ANY_TOKENS = 32,     /* rows of x to a warp of sm90_gemm_bf16_any */
+    SM90_GEMM_WIDE_ROWS = 256,     /* rows of W to a tile of sm90_gemm_bf16_wide* */
     SM90_GEMM_SPREAD_TOKENS = 256, /* rows of x to a tile of sm90_gemm_bf16_spread* */
-    SM90_GEMM_FOUR_TOKENS = 64, /* rows of x to a tile of sm90_gemm_bf16_four* */
-    SM90_GEMM_QUARTER_TOKENS = 8, /* rows of x to a block of sm90_gemm_bf16_quarter* */
-    SM90_GEMM_MANY_TOKENS = 128, /* rows of x to a block of sm90_gemm_bf16_many* */
-    SM90_GEMM_TALL_TOKENS = 192  /* and of sm90_gemm_bf16_tall* */
+    SM90_GEMM_FOUR_TOKENS = 64,    /* rows of x to a tile of sm90_gemm_bf16_four* */
+    SM90_GEMM_QUARTER_TOKENS = 8,  /* rows of x to a block of sm90_gemm_bf16_quarter* */
+    SM90_GEMM_MANY_TOKENS = 128,   /* rows of x to a block of sm90_gemm_bf16_many* */
+    SM90_GEMM_TALL_TOKENS = 192    /* and of sm90_gemm_bf16_tall* */
 };
 
 /* Bytes from one row of x to the next in shared memory of sm90_gemm_bf16_quarter*, a segment of so many
  * steps each: eights of bytes of four rows are in banks of their own. */
-#define SM90_GEMM_QUARTER_LINE(steps) ((steps) * 32 + (160 - (steps) * 32 % 128) % 128)
+#define SM90_GEMM_QUARTER_LINE(steps) ((steps)*32 + (160 - (steps)*32 % 128) % 128)
 
 /* What becomes of y = W x. */
 enum sm90_gemm_form {
@@ -83,7 +83,8 @@ struct sm90_gemm {
     unsigned n_splits; /* pairs that a tile's segments are spread over: 1, 2 or 4 */
     unsigned n_whole;  /* tiles of pairs before those, not split: of sm90_gemm_bf16_split* */
 
-    unsigned next; /* enum sm90_gemm_next, of sm90_gemm_bf16_normed*, brief* and of SM90_GEMM_TURNED */
+    unsigned
+        next; /* enum sm90_gemm_next, of sm90_gemm_bf16_normed*, brief* and of SM90_GEMM_TURNED */
     struct sm90_gemm_turn turn;
 };
 
