@@ -196,27 +196,34 @@ DEVICE void many_pack(struct many_rows<D> &t) {
     for (u32 i = 0; i < BLOCK / 4; i++) t.p[i] = sm90_pack(t.s[2 * i], t.s[2 * i + 1]);
 }
 
-/* In a block that not all rows see whole: values past the end of the sequence may be anything, and
- * values of keys that a row does not see may be not finite; 0 times either is not 0.  Where such a
- * key is seen, the row's result is not finite either way, so zero will do, and a note. */
+/* Eight values of a key of a block that not all rows see whole: past the end of the sequence they may
+ * be anything, and those of keys that a row does not see may be not finite; 0 times either is not 0.
+ * Where such a key is seen, the row's result is not finite either way, so zero will do, and a note. */
+template <int STAGES>
+DEVICE void many_cut(struct many_shared<STAGES> &sh, const struct sm90_attn_tile &tile, u32 at,
+                     u32 key, u32 seen) {
+    u32 v[4], bad = 0;
+
+    if (key <= seen) return;
+    if (key < tile.end) {
+        sm90_load4(v, at);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            bad |= (v[i] & 0x7f80) == 0x7f80 || (v[i] & 0x7f800000) == 0x7f800000;
+        if (!bad) return;
+        atomicMin(&sh.bad, key);
+    }
+    sm90_fill4(at, 0);
+}
+
 template <int D, int STAGES>
 DEVICE void many_cut_values(struct many_shared<STAGES> &sh, const struct sm90_attn_tile &tile,
                             u32 stage, u32 start, u32 seen) {
     for (u32 e = threadIdx.x % WG_THREADS; e < BLOCK * (D / 8); e += WG_THREADS) {
         const u32 key = e / (D / 8), chunk = e % (D / 8) * 8;
         const u32 at = stage + key / PAGE * (PAGE * D * 2) + 2 * SM90_ATTN_AT(key % PAGE, chunk, D);
-        u32 v[4], bad = 0;
 
-        if (start + key <= seen) continue;
-        if (start + key < tile.end) {
-            sm90_load4(v, at);
-#pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                bad |= (v[i] & 0x7f80) == 0x7f80 || (v[i] & 0x7f800000) == 0x7f800000;
-            if (!bad) continue;
-            atomicMin(&sh.bad, start + key);
-        }
-        sm90_fill4(at, 0);
+        many_cut<STAGES>(sh, tile, at, start + key, seen);
     }
     sm90_fence_async(); /* before wgmma reads, and the copy engine writes here again */
 }
@@ -365,7 +372,7 @@ DEVICE void many_park(const struct sm90_attn &a, const struct many_unit &unit,
 }
 
 template <int D>
-DEVICE void many_write(const struct sm90_attn &a, const struct sm90_attn_tile &tile,
+DEVICE void many_write(const struct sm90_attn &a, const struct sm90_attn_tile &tile, u32 head,
                        const struct many_rows<D> &t, u32 first, u32 bad) {
     const u32 lane = threadIdx.x % 32, n_rows = tile.n_rows * a.n_shared;
 
@@ -374,8 +381,7 @@ DEVICE void many_write(const struct sm90_attn &a, const struct sm90_attn_tile &t
         const u32 r = first + lane / 4 + 8 * h, row = tile.row + r / a.n_shared;
         const float inverse = 1.0f / t.total_l[h];
         u16 *out = (u16 *)a.out +
-                   ((u64)row * a.n_heads + blockIdx.x * a.n_shared + r % a.n_shared) * D +
-                   lane % 4 * 2;
+                   ((u64)row * a.n_heads + head * a.n_shared + r % a.n_shared) * D + lane % 4 * 2;
         bool fine = attn_sums_fine(t.total_m[h], t.total_l[h]) && t.position[h] < bad;
 
         if (r >= n_rows) continue;
@@ -439,7 +445,7 @@ DEVICE void many_compute(const struct sm90_attn &a, const struct sm90_attn_tile 
     many_step<D, WGS, STAGES, false>(a, tile, sh, at, t, stage, start, unit.n_parts == 1);
     if (WGS == 2) sm90_named_sync(3, 2 * WG_THREADS); // nobody will find another bad value
     if (unit.n_parts == 1) {
-        many_write<D>(a, tile, t, first, sh.bad);
+        many_write<D>(a, tile, blockIdx.x, t, first, sh.bad);
         return;
     }
     many_park<D, WGS>(a, unit, t, first, n_rows, sh.bad);

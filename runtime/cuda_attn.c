@@ -23,7 +23,7 @@ enum {
     UNIT_BLOCKS = 2, /* of few, that a multiprocessor has room for */
     PACKET_BYTES = 16 << 20,
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
-    QUEUE_WORDS = 32,      /* of which sm90_attn_bf16_prompt* counts in one */
+    QUEUE_WORDS = 32,      /* of which sm90_attn_bf16_prompt* and turns* count in one each */
     FOLD_BYTES = 48 << 20, /* of what their splits leave */
     BLOCKS_THAT_FILL = 64, /* so many blocks read at the memory's rate */
     N_BUCKETS = 8 * 30,    /* of tiles by their length */
@@ -53,12 +53,19 @@ static const struct spread {
 /* In place of many where blocks fold whole tiles. */
 static const char *const prompt_names[2] = {"sm90_attn_bf16_prompt64", "sm90_attn_bf16_prompt128"};
 
+/* In place of some where blocks fold whole tiles of more than one split. */
+enum { TURNS_THREADS = 384 };
+static const struct turns {
+    const char *name;
+    uint32_t stages; /* of 64 keys, a ring */
+} turns[2] = {{"sm90_attn_bf16_turns64", 8}, {"sm90_attn_bf16_turns128", 5}};
+
 struct cuda_attn {
     struct cuda_driver *driver;
     struct cuda_attn_shape shape;
     uint32_t n_shared; /* query heads of a KV head */
     float c;           /* log2(e) / sqrt(head_dim) */
-    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS], prompt;
+    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS], prompt, turns;
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -75,11 +82,21 @@ uint64_t cuda_attn_offset(const struct cuda_attn_shape *s, uint32_t page, uint32
                 SM90_ATTN_AT(slot, i, s->head_dim));
 }
 
-static uint32_t shared_bytes(const struct cuda_attn_shape *s, enum cuda_attn_kind kind) {
+/* A ring of stages, queries and running totals. */
+static uint32_t ring_bytes(const struct cuda_attn_shape *s, uint32_t stages, uint32_t warpgroups) {
     const uint32_t stage = SM90_ATTN_BLOCK * s->head_dim * 2;
-    const uint32_t rows = SM90_ATTN_ROWS * s->head_dim * (2 + 4); /* queries and totals */
+    const uint32_t rows = SM90_ATTN_ROWS * s->head_dim * (2 + 4);
 
-    return ALIGN_BYTES + kinds[kind].stages * stage + kinds[kind].warpgroups * rows;
+    return ALIGN_BYTES + stages * stage + warpgroups * rows;
+}
+
+static uint32_t shared_bytes(const struct cuda_attn_shape *s, enum cuda_attn_kind kind) {
+    return ring_bytes(s, kinds[kind].stages, kinds[kind].warpgroups);
+}
+
+/* Rings, queries of two units and a total. */
+static uint32_t turns_bytes(const struct cuda_attn_shape *s) {
+    return ring_bytes(s, turns[s->head_dim == 128].stages, 1) + SM90_ATTN_ROWS * s->head_dim * 2;
 }
 
 static uint32_t spread_bytes(const struct spread *s) {
@@ -118,6 +135,11 @@ int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
         const char *name = prompt_names[s->head_dim == 128];
 
         r = cuda_driver_entry(d, name, name, shared_bytes(s, CUDA_ATTN_MANY), &a->prompt, e);
+    }
+    if (r == 0) {
+        const struct turns *t = &turns[s->head_dim == 128];
+
+        r = cuda_driver_entry(d, t->name, t->name, turns_bytes(s), &a->turns, e);
     }
     if (r < 0) {
         cuda_attn_close(a);
@@ -326,6 +348,23 @@ static void to_prompt(const struct cuda_attn *a, const struct cuda_attn_plan *pl
     p->counters = args->d_work + FOLD_TILES * sizeof(uint32_t);
 }
 
+/* Two warpgroups to a tile, which take its splits in turns; a block takes one after the other. */
+static void to_turns(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
+                     const struct cuda_attn_args *args, struct cuda_launch *l,
+                     struct sm90_attn *p) {
+    const struct turns *t = &turns[a->shape.head_dim == 128];
+    const uint32_t n_units = plan->n_tiles[CUDA_ATTN_SOME] * a->shape.n_kv_heads;
+
+    l->entry = a->turns;
+    l->name = t->name;
+    l->block[0] = TURNS_THREADS;
+    l->shared_bytes = turns_bytes(&a->shape);
+    l->grid[0] = n_units < a->driver->n_units ? n_units : a->driver->n_units;
+    l->grid[1] = 1;
+    p->n_tiles = plan->n_tiles[CUDA_ATTN_SOME];
+    p->counters = args->d_work + (FOLD_TILES + QUEUE_WORDS / 2) * sizeof(uint32_t);
+}
+
 int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
                   const struct cuda_attn_args *args, struct err *e) {
     const uint32_t n_chunks = ceil_div(a->n_shared, SM90_ATTN_FEW_HEADS);
@@ -376,6 +415,9 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
             /* One block a multiprocessor: with room for all, none waits for one that cannot come. */
             p.together = launch.grid[0] * launch.grid[1] * p.n_splits <= a->driver->n_own;
             if (kind == CUDA_ATTN_MANY && p.n_splits == 1) to_prompt(a, plan, args, &launch, &p);
+            if (kind == CUDA_ATTN_SOME && p.n_splits == 1 &&
+                plan->run_end_max[kind] > args->split_keys)
+                to_turns(a, plan, args, &launch, &p);
         }
         r = cuda_driver_launch(a->driver, &launch, e);
         p.tiles += plan->n_tiles[kind] * sizeof(struct sm90_attn_tile);

@@ -18,10 +18,13 @@ static struct {
     const char *name;
     unsigned n;
 } launches[] = {
-    {"sm90_attn_bf16_few64", 0},    {"sm90_attn_bf16_few128", 0},    {"sm90_attn_bf16_some64", 0},
-    {"sm90_attn_bf16_some128", 0},  {"sm90_attn_bf16_many64", 0},    {"sm90_attn_bf16_many128", 0},
-    {"sm90_attn_bf16_prompt64", 0}, {"sm90_attn_bf16_prompt128", 0}, {"sm90_attn_bf16_alone64", 0},
-    {"sm90_attn_bf16_spread64", 0}, {"sm90_attn_bf16_spread128", 0}, {"sm90_attn_bf16_pair128", 0},
+    {"sm90_attn_bf16_few64", 0},    {"sm90_attn_bf16_few128", 0},
+    {"sm90_attn_bf16_some64", 0},   {"sm90_attn_bf16_some128", 0},
+    {"sm90_attn_bf16_many64", 0},   {"sm90_attn_bf16_many128", 0},
+    {"sm90_attn_bf16_prompt64", 0}, {"sm90_attn_bf16_prompt128", 0},
+    {"sm90_attn_bf16_spread64", 0}, {"sm90_attn_bf16_spread128", 0},
+    {"sm90_attn_bf16_pair128", 0},  {"sm90_attn_bf16_turns64", 0},
+    {"sm90_attn_bf16_turns128", 0}, {"sm90_attn_bf16_alone64", 0},
 };
 
 enum { N_KERNELS = sizeof(launches) / sizeof(launches[0]) };
@@ -176,6 +179,22 @@ static const struct row rows[] = {
      true,
      true,
      PLAIN | BAD},
+    {{"turns: even splits, two sequences", 6, 1, 128, 128, 2, {{500, 10}, {250, 7}}},
+     1,
+     true,
+     true,
+     ALL},
+    {{"turns: odd splits of two blocks", 12, 3, 64, 256, 2, {{1150, 16}, {250, 12}}},
+     1,
+     true,
+     true,
+     PLAIN | STEEP | BAD},
+    {{"turns: splits that end within the run", 8, 2, 128, 512, 2, {{1015, 16}, {505, 16}}},
+     1,
+     true,
+     true,
+     PLAIN | BAD},
+    {{"turns: one split, then two", 4, 1, 64, 256, 2, {{100, 16}, {250, 16}}}, 1, true, true, ALL},
     {{"some: no split", 16, 1, 128, 1 << 20, 1, {{200, 4}}}, 4, false, false, PLAIN | BAD},
     {{"many: shares of a fold", 4, 1, 128, 128, 1, {{200, 40}}}, 16, false, false, PLAIN | BAD},
     {{"many: parts, the last block folds", 2, 1, 64, 256, 1, {{270, 70}}},
