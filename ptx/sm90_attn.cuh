@@ -98,6 +98,14 @@ DEVICE void attn_packets_take(float4 *at, u32 n, const F &use) {
     }
 }
 
+/* One, of which v stood there when we looked last. */
+DEVICE float4 attn_packet_take(float4 *at, uint4 v) {
+    while (!v.x || !v.y || !v.z || !v.w) v = sm90_look4(at);
+    *(uint4 *)at = make_uint4(0, 0, 0, 0);
+    return make_float4(num_from_bits(~v.x), num_from_bits(~v.y), num_from_bits(~v.z),
+                       num_from_bits(~v.w));
+}
+
 /* Which query rows' values, in fours, of a tile this block folds once all parts are parked. */
 struct attn_share {
     u32 first, end;

@@ -60,7 +60,7 @@ struct sm90_attn {
     unsigned n_seq_pages;
     unsigned split_keys; /* SPEC 2.7 */
     unsigned n_splits;   /* at least as many as the longest tile has; 1: a block has them all */
-    unsigned block_keys; /* of sm90_attn_bf16_few*: keys of a row to a block, a number of splits */
+    unsigned block_keys; /* of sm90_attn_bf16_few*, long*: keys of a row to a block, some splits */
     unsigned together;   /* 1: all blocks run at once, and those of a tile share its fold */
     unsigned n_tiles;    /* of sm90_attn_bf16_prompt*, turns*: gridDim.y of the others */
     unsigned early;      /* 1: at most one block a multiprocessor: the next kernel may start */

@@ -3,5 +3,5 @@
 
 extern "C" __global__ void __launch_bounds__(160, 2)
     sm90_attn_bf16_few128(const __grid_constant__ struct sm90_attn a) {
-    few_run<128>(a);
+    few_run<128, false>(a);
 }

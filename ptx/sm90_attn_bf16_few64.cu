@@ -3,5 +3,5 @@
 
 extern "C" __global__ void __launch_bounds__(160, 2)
     sm90_attn_bf16_few64(const __grid_constant__ struct sm90_attn a) {
-    few_run<64>(a);
+    few_run<64, false>(a);
 }

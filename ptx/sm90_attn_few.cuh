@@ -14,10 +14,14 @@
  * blocks run at once (`together`), each leaves its splits as packets and folds a share of the row;
  * where they do not, a block has one split, and the last one to finish folds all.
  *
+ * A block's share of a row in many parts is few columns, and so few threads that each would wait for
+ * one packet after the other: `long*` take all of a share's at once, by all threads, into the ring.
+ *
  *   barrier  arrives                waits
  *   full     copier, the bytes      all who compute
  *   empty    a lane of each warp    copier
- *   named 1  all who compute: maxima are there; then weights are, and V is cut to its end */
+ *   named 1  all who compute: maxima are there; then weights are, and V is cut to its end; then, in
+ *            long*, the ring is read; then packets are in it */
 #ifndef LLM42D_PTX_SM90_ATTN_FEW_CUH
 #define LLM42D_PTX_SM90_ATTN_FEW_CUH
 
@@ -31,6 +35,7 @@ enum {
     BLOCK = SM90_ATTN_BLOCK,
     PAGE = SM90_ATTN_PAGE,
     PARTS = 8,           /* of a share's fold, in flight */
+    PACKETS = 8,         /* the same of a thread of long*: 16 KB of the ring */
     P_PITCH = BLOCK + 8, /* weights of a head, against bank conflicts */
 };
 
@@ -165,6 +170,31 @@ DEVICE void few_leave(const struct sm90_attn &a, const struct few_unit &u,
                           make_float4(s.o[2 * j], s.o[2 * j + 1], s.m, s.l));
 }
 
+/* Two columns of a head over all parts so far. */
+struct few_totals {
+    float o[2], m, l;
+};
+
+DEVICE void few_fold(struct few_totals &t, const float4 &part) {
+    const struct attn_fold f = attn_fold(t.m, part.z);
+
+    t.m = f.m;
+    t.l = attn_folded(f, t.l, part.w);
+    t.o[0] = attn_folded(f, t.o[0], part.x);
+    t.o[1] = attn_folded(f, t.o[1], part.y);
+}
+
+template <int D>
+DEVICE void few_end(const struct sm90_attn &a, const struct few_unit &u, const struct few_totals &t,
+                    u32 e) {
+    const float inverse = 1.0f / t.l;
+    const float x = attn_result(t.o[0], inverse), y = attn_result(t.o[1], inverse);
+
+    *(u32 *)((u16 *)a.out + ((u64)u.row * a.n_heads + u.head) * D + 2 * e) = sm90_pack(x, y);
+    if (!attn_sums_fine(t.m, t.l) || !attn_finite(x) || !attn_finite(y))
+        ((unsigned char *)a.flagged)[u.row] = 1;
+}
+
 /* Of all parts' packets this block's share. */
 template <int D>
 DEVICE void few_take(const struct sm90_attn &a, const struct few_unit &u) {
@@ -172,25 +202,64 @@ DEVICE void few_take(const struct sm90_attn &a, const struct few_unit &u) {
     const u32 n = u.n_heads * (D / 2), end = n * (u.block + 1) / u.n_blocks;
 
     for (u32 e = n * u.block / u.n_blocks + threadIdx.x; e < end; e += FEW_THREADS) {
-        float m = ATTN_M_START, l = 0.0f, o[2] = {0.0f, 0.0f};
+        struct few_totals t = {{0.0f, 0.0f}, ATTN_M_START, 0.0f};
 
         for (u32 first = 0; first < u.n_parts; first += PARTS)
             attn_packets_take<PARTS, HEADS * D / 2>(
                 packets + e + first * (HEADS * D / 2), min((u32)PARTS, u.n_parts - first),
-                [&](const float4 &part) {
-                    const struct attn_fold f = attn_fold(m, part.z);
+                [&](const float4 &part) { few_fold(t, part); });
+        few_end<D>(a, u, t, e);
+    }
+}
 
-                    m = f.m;
-                    l = attn_folded(f, l, part.w);
-                    o[0] = attn_folded(f, o[0], part.x);
-                    o[1] = attn_folded(f, o[1], part.y);
-                });
-        const float inverse = 1.0f / l;
-        const float x = attn_result(o[0], inverse), y = attn_result(o[1], inverse);
+/* The same by all threads, as many parts at once as these have packets for; then a thread folds two
+ * columns. */
+template <int D>
+DEVICE void few_take_long(const struct sm90_attn &a, const struct few_unit &u, u32 ring) {
+    float4 *packets = (float4 *)a.packets + (u64)u.slot * (HEADS * D / 2);
+    const u32 n = u.n_heads * (D / 2), end = n * (u.block + 1) / u.n_blocks;
 
-        *(u32 *)((u16 *)a.out + ((u64)u.row * a.n_heads + u.head) * D + 2 * e) = sm90_pack(x, y);
-        if (!attn_sums_fine(m, l) || !attn_finite(x) || !attn_finite(y))
-            ((unsigned char *)a.flagged)[u.row] = 1;
+    for (u32 start = n * u.block / u.n_blocks; start < end; start += FEW_THREADS) {
+        const u32 width = min((u32)FEW_THREADS, end - start); /* pairs of columns */
+        const u32 most = PACKETS * FEW_THREADS / width;       /* parts at once */
+        const u32 down = FEW_THREADS / width, right = FEW_THREADS % width;
+        struct few_totals t = {{0.0f, 0.0f}, ATTN_M_START, 0.0f};
+
+        for (u32 first = 0; first < u.n_parts; first += most) {
+            const u32 n_parts = min(most, u.n_parts - first), n_packets = n_parts * width;
+            const u32 mine = n_packets > threadIdx.x
+                                 ? (n_packets - threadIdx.x + FEW_THREADS - 1) / FEW_THREADS
+                                 : 0;
+            float4 *at[PACKETS];
+            uint4 v[PACKETS];
+
+#pragma unroll
+            for (u32 i = 0, part = threadIdx.x / width, e = threadIdx.x % width; i < PACKETS; i++) {
+                at[i] = packets + (first + part) * (HEADS * D / 2) + start + e;
+                part += down;
+                e += right;
+                if (e < width) continue;
+                part++;
+                e -= width;
+            }
+#pragma unroll
+            for (u32 i = 0; i < PACKETS; i++)
+                if (i < mine) v[i] = sm90_look4(at[i]);
+            sm90_named_sync(1, FEW_THREADS); // all have read what stands in the ring
+#pragma unroll
+            for (u32 i = 0; i < PACKETS; i++) {
+                if (i >= mine) continue;
+                const float4 x = attn_packet_take(at[i], v[i]);
+
+                sm90_store4(ring + (threadIdx.x + i * FEW_THREADS) * 16, x.x, x.y, x.z, x.w);
+            }
+            sm90_named_sync(1, FEW_THREADS); // all packets are there
+            if (threadIdx.x >= width) continue;
+#pragma unroll 4
+            for (u32 i = 0; i < n_parts; i++)
+                few_fold(t, sm90_load4(ring + (i * width + threadIdx.x) * 16));
+        }
+        if (threadIdx.x < width) few_end<D>(a, u, t, start + threadIdx.x);
     }
 }
 
@@ -206,7 +275,7 @@ DEVICE void few_cut_values(u32 stage, u32 n_keys) {
     sm90_fence_async(); /* before the copy engine writes here again */
 }
 
-template <int D>
+template <int D, bool LONG>
 DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
                         struct few_shared &sh, u32 ring) {
     constexpr u32 stage_bytes = BLOCK * D * 2, group_bytes = 16 * D * 2;
@@ -351,7 +420,10 @@ DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
     }
     if (u.n_blocks > 1 && a.together) {
         if (threadIdx.x == 0) sm90_launch_next(); // all blocks are about to end
-        few_take<D>(a, u);
+        if (LONG)
+            few_take_long<D>(a, u, ring);
+        else
+            few_take<D>(a, u);
     } else if (u.n_blocks > 1) {
         const struct attn_share share = attn_share(a, u.n_parts, u.block, u.n_heads * (D / 4), 1,
                                                    FEW_THREADS, sh.count);
@@ -365,7 +437,7 @@ DEVICE void few_compute(const struct sm90_attn &a, const struct few_unit &u,
 
 extern __shared__ unsigned char few_dynamic[];
 
-template <int D>
+template <int D, bool LONG>
 DEVICE void few_run(const struct sm90_attn &a) {
     __shared__ __align__(16) struct few_shared sh;
     const u32 ring = (sm90_shared(few_dynamic) + 1023) & ~1023u;
@@ -387,7 +459,7 @@ DEVICE void few_run(const struct sm90_attn &a) {
         return;
     }
     sm90_wait_previous();
-    if (some && threadIdx.x < FEW_THREADS) few_compute<D>(a, u, sh, ring);
+    if (some && threadIdx.x < FEW_THREADS) few_compute<D, LONG>(a, u, sh, ring);
     /* Not before, where blocks share multiprocessors: the next kernel's blocks would take the places
      * that ours leave one by one, two on some multiprocessors and none on others, and a product
      * takes as long as its fullest. */

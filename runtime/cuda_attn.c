@@ -21,6 +21,7 @@ enum {
     ALONE_THREADS = 512,
     ALONE_SHARE = 4, /* of multiprocessors: of more blocks each had better read less */
     UNIT_BLOCKS = 2, /* of few, that a multiprocessor has room for */
+    LONG_BLOCKS = 8, /* of a row: a block's share of the fold is too little for few's threads */
     PACKET_BYTES = 16 << 20,
     FOLD_TILES = 8192,     /* times KV heads: those whose splits are spread over blocks */
     QUEUE_WORDS = 32,      /* of which sm90_attn_bf16_prompt* and turns* count in one each */
@@ -50,6 +51,9 @@ static const struct spread {
                       {"sm90_attn_bf16_spread128", 128, 32},
                       {"sm90_attn_bf16_pair128", 128, 64}};
 
+/* In place of few, heads of 128, where many blocks have a row. */
+static const char long_name[] = "sm90_attn_bf16_long128";
+
 /* In place of many where blocks fold whole tiles. */
 static const char *const prompt_names[2] = {"sm90_attn_bf16_prompt64", "sm90_attn_bf16_prompt128"};
 
@@ -65,7 +69,7 @@ struct cuda_attn {
     struct cuda_attn_shape shape;
     uint32_t n_shared; /* query heads of a KV head */
     float c;           /* log2(e) / sqrt(head_dim) */
-    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS], prompt, turns;
+    CUfunction entries[CUDA_ATTN_KINDS], spreads[SPREADS], prompt, turns, of_long;
 };
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) {
@@ -141,6 +145,9 @@ int cuda_attn_open(struct cuda_driver *d, const struct cuda_attn_shape *s,
 
         r = cuda_driver_entry(d, t->name, t->name, turns_bytes(s), &a->turns, e);
     }
+    if (r == 0 && s->head_dim == 128)
+        r = cuda_driver_entry(d, long_name, long_name, shared_bytes(s, CUDA_ATTN_FEW), &a->of_long,
+                              e);
     if (r < 0) {
         cuda_attn_close(a);
         return r;
@@ -327,6 +334,10 @@ static void to_few(const struct cuda_attn *a, const struct cuda_attn_plan *plan,
         p->n_splits = n_splits;
         p->block_keys = n_block_splits * split_keys;
         l->grid[2] = ceil_div(n_splits, n_block_splits);
+        if (l->grid[2] >= LONG_BLOCKS && a->of_long) {
+            l->entry = a->of_long;
+            l->name = long_name;
+        }
         return;
     }
     p->n_splits = count_splits(a, plan, CUDA_ATTN_FEW, l->grid[0], split_keys);

@@ -208,6 +208,8 @@ static const struct step steps[] = {
      9,
      {{3000, 1}, {10, 1}, {20, 1}, {63, 1}, {64, 1}, {1, 1}, {0, 1}, {127, 1}, {130, 1}}},
     {"a row of more than spread", 32, 8, 128, 512, 1, {{6200, 1}}},
+    {"long rows, 8 heads to one", 64, 8, 128, 128, 3, {{5990, 1}, {300, 1}, {2000, 1}}},
+    {"long rows, 16 heads to one", 16, 1, 128, 128, 2, {{5990, 1}, {300, 1}}},
     {"one long row", 8, 2, 128, 512, 1, {{4999, 1}}},
     {"two long rows, splits of 128", 8, 2, 64, 128, 2, {{2999, 1}, {130, 1}}},
     {"single rows, 3 heads to one",

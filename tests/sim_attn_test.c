@@ -25,6 +25,7 @@ static struct {
     {"sm90_attn_bf16_spread64", 0}, {"sm90_attn_bf16_spread128", 0},
     {"sm90_attn_bf16_pair128", 0},  {"sm90_attn_bf16_turns64", 0},
     {"sm90_attn_bf16_turns128", 0}, {"sm90_attn_bf16_alone64", 0},
+    {"sm90_attn_bf16_long128", 0},
 };
 
 enum { N_KERNELS = sizeof(launches) / sizeof(launches[0]) };
@@ -123,7 +124,18 @@ static const struct row rows[] = {
     {{"few: splits as packets", 4, 1, 128, 128, 2, {{700, 1}, {255, 1}}}, 8, false, false, ALL},
     {{"few: two splits to a block", 6, 2, 64, 128, 1, {{600, 1}}}, 4, false, false, PLAIN | BAD},
     {{"few: more packets than are in flight", 4, 1, 128, 128, 2, {{2400, 1}, {1100, 1}}},
-     24,
+     7,
+     false,
+     false,
+     PLAIN | STEEP | BAD},
+    {{"long: a short row beside", 4, 1, 128, 128, 2, {{1100, 1}, {255, 1}}}, 24, false, false, ALL},
+    {{"long: more packets than are in flight", 8, 1, 128, 128, 1, {{3050, 1}}},
+     4,
+     false,
+     false,
+     PLAIN | STEEP | BAD},
+    {{"long: two chunks of heads, shares of uneven width", 10, 1, 128, 128, 1, {{1100, 1}}},
+     9,
      false,
      false,
      PLAIN | STEEP | BAD},
