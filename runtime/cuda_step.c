@@ -177,10 +177,11 @@ static int rotate(struct cuda_device *d, CUdeviceptr kv, struct err *e) {
 
 /* When attention may start beside q, k and v, as measured (docs/performance.md): it has its keys on
  * their way the sooner, and stands the less evenly. */
-static enum sm90_gemm_next attend_next(uint32_t n_rows, uint64_t n_bytes) {
+static enum sm90_gemm_next attend_next(uint32_t n_rows, uint64_t n_bytes, bool brief) {
     const bool long_ = n_bytes >= LONG_BYTES;
 
-    if (n_rows <= 8) return long_ ? SM90_GEMM_NEXT_AT_ONCE : SM90_GEMM_NEXT_LAST_TILE;
+    if (n_rows <= 8)
+        return long_ || (brief && n_rows > 1) ? SM90_GEMM_NEXT_AT_ONCE : SM90_GEMM_NEXT_LAST_TILE;
     if (n_rows <= 16) return long_ ? SM90_GEMM_NEXT_BEHIND : SM90_GEMM_NEXT_AT_ONCE;
     if (n_rows <= (long_ ? 32 : 64)) return SM90_GEMM_NEXT_AT_ONCE;
     return SM90_GEMM_NEXT_LAST_TILE;
@@ -201,7 +202,7 @@ int cuda_step_attn_in(struct cuda_device *d, uint32_t layer, const struct schedu
     if (normed || cuda_gemm_can_turn(&l->qkv, d->n_launch, s->qkv)) {
         args.form = SM90_GEMM_TURNED;
         args.turn = &t;
-        args.next = attend_next(d->n_launch, l->qkv.n_bytes);
+        args.next = attend_next(d->n_launch, l->qkv.n_bytes, brief);
     }
     if (normed) {
         args.d_x = d->x;
@@ -278,8 +279,8 @@ int cuda_step_mlp_in(struct cuda_device *d, uint32_t layer, const struct schedul
             args_of(d, &l->gate_up, d->x, d->h, d->n_launch, s->gate_up, SM90_GEMM_SILU);
 
         args.norm = &n;
-        /* Of short chains the next one's weights are in these' way. */
-        if (brief) args.next = SM90_GEMM_NEXT_LAST_TILE;
+        /* Of short chains the next one's weights are in these' way, but at one row. */
+        if (brief && d->n_launch > 1) args.next = SM90_GEMM_NEXT_LAST_TILE;
         return cuda_gemm_run(d->gemm, &args, e);
     }
     if ((r = norm(d, 0, l->norm_post, 0, d->n_launch, s->norm_run, e)) < 0) return r;
