@@ -387,7 +387,6 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         .positions = args->d_positions,
         .table = args->d_table,
         .tiles = args->d_tiles,
-        .counters = args->d_work,
         .packets = args->d_work + (FOLD_TILES + QUEUE_WORDS) * sizeof(uint32_t),
         .parts = args->d_work + (FOLD_TILES + QUEUE_WORDS) * sizeof(uint32_t) + PACKET_BYTES,
         .q_stride = args->q_stride,
@@ -416,6 +415,7 @@ int cuda_attn_run(struct cuda_attn *a, const struct cuda_attn_plan *plan,
         };
 
         if (plan->n_tiles[kind] == 0) continue;
+        p.counters = args->d_work; /* not those of the kind before, which may be a queue's */
         if (few) {
             if (!to_spread(a, plan, args->split_keys, &launch))
                 to_few(a, plan, args->split_keys, &launch, &p);

@@ -1262,7 +1262,8 @@ static void test_driver(void **state) {
  * to a multiprocessor and one of the others; all keys are some block's; and what splits leave is
  * within the memory that is theirs. */
 static void judge_attention(const struct cuda_attn_shape *shape, uint32_t split_keys,
-                            uint32_t end_max, uint64_t work_end, const struct cuda_driver *d) {
+                            uint32_t end_max, uint64_t work, uint64_t work_end,
+                            const struct cuda_driver *d) {
     const struct sm90_attn *a = &cuda->attended.a;
     const uint32_t *grid = cuda->attended.grid;
     const char *name = cuda->attended.name;
@@ -1295,6 +1296,7 @@ static void judge_attention(const struct cuda_attn_shape *shape, uint32_t split_
     if (spread || (few && a->together) || a->n_splits == 1) return;
     if (few && a->block_keys != split_keys) fail_msg("%s: blocks of more than a split", name);
     if (a->parts + n_slots * slot > work_end) fail_msg("%s: parts past the end", name);
+    if (a->counters != work) fail_msg("%s: counters are a queue's", name);
     if ((uint64_t)grid[0] * grid[1] * sizeof(uint32_t) > a->packets - a->counters)
         fail_msg("%s: counters end in packets", name);
 }
@@ -1328,7 +1330,18 @@ static void attend(struct cuda_driver *d, const struct cuda_attn_shape *shape,
                 plan.run_end_max[kind] = ends[i];
                 plan.run_n_keys[kind] = n_keys;
                 assert_int_equal(cuda_attn_run(attn, &plan, &args, &e), 0);
-                judge_attention(shape, split_keys, ends[i], work_end, d);
+                judge_attention(shape, split_keys, ends[i], args.d_work, work_end, d);
+                if (kind != CUDA_ATTN_MANY || n > 64) continue;
+                /* The same behind kinds that have whole tiles to a block. */
+                for (int before = CUDA_ATTN_FEW; before < kind; before++) {
+                    plan.n_tiles[before] = 1024;
+                    plan.run_end_max[before] = 1 << 15;
+                    plan.run_n_keys[before] = 1024 << 15;
+                }
+                plan.end_max = 1 << 15;
+                plan.n_keys = 1024 << 15;
+                assert_int_equal(cuda_attn_run(attn, &plan, &args, &e), 0);
+                judge_attention(shape, split_keys, ends[i], args.d_work, work_end, d);
             }
     cuda_attn_close(attn);
 }
