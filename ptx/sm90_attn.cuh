@@ -44,6 +44,16 @@ DEVICE float attn_folded(const struct attn_fold &f, float total, float part) {
     return num_fma(part, f.new_, total * f.old);
 }
 
+/* A part, two columns of a head with its maximum and its sum of weights, into such totals. */
+template <class TOTALS> DEVICE void attn_fold_part(TOTALS &t, const float4 &part) {
+    const struct attn_fold f = attn_fold(t.m, part.z);
+
+    t.m = f.m;
+    t.l = attn_folded(f, t.l, part.w);
+    t.o[0] = attn_folded(f, t.o[0], part.x);
+    t.o[1] = attn_folded(f, t.o[1], part.y);
+}
+
 /* Adding +0 makes every zero the same one. */
 DEVICE float attn_result(float total, float inverse) {
     return total * inverse + 0.0f;

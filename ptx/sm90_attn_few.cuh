@@ -175,15 +175,6 @@ struct few_totals {
     float o[2], m, l;
 };
 
-DEVICE void few_fold(struct few_totals &t, const float4 &part) {
-    const struct attn_fold f = attn_fold(t.m, part.z);
-
-    t.m = f.m;
-    t.l = attn_folded(f, t.l, part.w);
-    t.o[0] = attn_folded(f, t.o[0], part.x);
-    t.o[1] = attn_folded(f, t.o[1], part.y);
-}
-
 template <int D>
 DEVICE void few_end(const struct sm90_attn &a, const struct few_unit &u, const struct few_totals &t,
                     u32 e) {
@@ -207,7 +198,7 @@ DEVICE void few_take(const struct sm90_attn &a, const struct few_unit &u) {
         for (u32 first = 0; first < u.n_parts; first += PARTS)
             attn_packets_take<PARTS, HEADS * D / 2>(
                 packets + e + first * (HEADS * D / 2), min((u32)PARTS, u.n_parts - first),
-                [&](const float4 &part) { few_fold(t, part); });
+                [&](const float4 &part) { attn_fold_part(t, part); });
         few_end<D>(a, u, t, e);
     }
 }
@@ -257,7 +248,7 @@ DEVICE void few_take_long(const struct sm90_attn &a, const struct few_unit &u, u
             if (threadIdx.x >= width) continue;
 #pragma unroll 4
             for (u32 i = 0; i < n_parts; i++)
-                few_fold(t, sm90_load4(ring + (i * width + threadIdx.x) * 16));
+                attn_fold_part(t, sm90_load4(ring + (i * width + threadIdx.x) * 16));
         }
         if (threadIdx.x < width) few_end<D>(a, u, t, start + threadIdx.x);
     }

@@ -355,15 +355,6 @@ DEVICE struct spread_sums spread_sum(const struct sm90_attn &a, const struct spr
     return {{o[0], o[1]}, last, l[0]};
 }
 
-DEVICE void spread_fold(struct spread_sums &t, const float4 &part) {
-    const struct attn_fold f = attn_fold(t.m, part.z);
-
-    t.m = f.m;
-    t.l = attn_folded(f, t.l, part.w);
-    t.o[0] = attn_folded(f, t.o[0], part.x);
-    t.o[1] = attn_folded(f, t.o[1], part.y);
-}
-
 /* This lane's two columns: left for the blocks of the last split, or folded with what the others
  * left, and written. */
 template <int D, int COLUMNS>
@@ -382,8 +373,8 @@ DEVICE void spread_finish(const struct sm90_attn &a, const struct spread_unit &u
     }
     for (u32 first = 0; first < u.part; first += PARTS)
         attn_packets_take<PARTS, n>(parts + first * n, min((u32)PARTS, u.part - first),
-                                    [&](const float4 &part) { spread_fold(t, part); });
-    spread_fold(t, make_float4(own.o[0], own.o[1], own.m, own.l));
+                                    [&](const float4 &part) { attn_fold_part(t, part); });
+    attn_fold_part(t, make_float4(own.o[0], own.o[1], own.m, own.l));
 
     const float inverse = 1.0f / t.l;
     const float x = attn_result(t.o[0], inverse), y = attn_result(t.o[1], inverse);

@@ -229,27 +229,23 @@ static __device__ inline word64 warp_scan(word64 v) {
     return v;
 }
 
-// Of the words at this place of all ranks the sum; each begins with its own.
-static __device__ inline word64 sum_ranks(const word64 *at) {
-    word64 v = 0;
-
-#pragma unroll 8
-    for (unsigned i = 0; i < gridDim.x; i++) {
-        const unsigned rank = i + blockIdx.x;
-
-        v += sm90_load2_peer(sm90_shared(at), rank < gridDim.x ? rank : rank - gridDim.x);
-    }
-    return v;
+static __device__ inline word64 peer_word(const word64 *at, unsigned rank) {
+    return sm90_load2_peer(sm90_shared(at), rank);
 }
 
-static __device__ inline unsigned sum_ranks(const unsigned *at) {
-    unsigned v = 0;
+static __device__ inline unsigned peer_word(const unsigned *at, unsigned rank) {
+    return sm90_load1_peer(sm90_shared(at), rank);
+}
+
+// Of the words at this place of all ranks the sum; each begins with its own.
+template <class WORD> static __device__ inline WORD sum_ranks(const WORD *at) {
+    WORD v = 0;
 
 #pragma unroll 8
     for (unsigned i = 0; i < gridDim.x; i++) {
         const unsigned rank = i + blockIdx.x;
 
-        v += sm90_load1_peer(sm90_shared(at), rank < gridDim.x ? rank : rank - gridDim.x);
+        v += peer_word(at, rank < gridDim.x ? rank : rank - gridDim.x);
     }
     return v;
 }

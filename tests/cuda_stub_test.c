@@ -1454,6 +1454,44 @@ static void test_sampling_places(void **state) {
     }
 }
 
+/* Steps alike but for what their wants ask are told apart: a graph has one way of choosing. */
+static void test_sampling_graphs(void **state) {
+    enum { ROWS = 48 };
+    static struct device_want wants[ROWS];
+    static struct device_result results[ROWS];
+    struct model m = small_model;
+    struct device_limits limits = small_limits;
+    struct device_batch b = small_batch(0);
+    const struct schedule s = schedule_canonical();
+    struct device *dev;
+    struct err e;
+
+    (void)state;
+    m.vocab = 128256;
+    limits.n_wants = limits.n_logit_rows = ROWS;
+    b.wants = wants;
+    b.n_wants = ROWS;
+    cuda->cluster = 16;
+    assert_int_equal(open_device(&dev, &e), 0);
+    assert_int_equal(dev->ops->load(dev, &m, NULL, &limits, &e), 0);
+    for (int step = 0; step < 12; step++) {
+        const bool draws = step / 3 % 2;
+
+        for (uint32_t row = 0; row < ROWS; row++) wants[row] = small_wants[0];
+        if (draws) wants[ROWS / 2].params.temperature = 1;
+        cuda->sampled[0] = '\0';
+        assert_int_equal(forward_run(dev, SMALL_LAYERS, ROWS, &b, &s, results, small_flagged, &e),
+                         0);
+        /* The first two of a kind are launched and recorded. */
+        if (step < 6 && step % 3 < 2)
+            assert_string_equal(cuda->sampled,
+                                draws ? "sm90_sample_f32_spread" : "sm90_sample_f32");
+        else
+            assert_string_equal(cuda->sampled, "");
+    }
+    dev->ops->close(dev);
+}
+
 /* When attention may start beside q, k and v: as docs/performance.md has it measured, of a large model
  * and of a small one. */
 static void test_attention_next(void **state) {
@@ -1721,6 +1759,7 @@ int main(void) {
         CASE(test_launches),
         CASE(test_layer_launches),
         CASE(test_sampling_places),
+        CASE(test_sampling_graphs),
         CASE(test_attention_next),
         CASE(test_page_tables),
         CASE(test_filled_up),
